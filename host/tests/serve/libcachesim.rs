@@ -37,6 +37,6 @@ fn evictors_agree_with_libcachesim() {
             eprintln!("skipped: no trace at {}; set KVASIR_TRACES to its folder", path.display());
         }
     }
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/serve/libcachesim.py");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/serve/beside_libcachesim.py");
     traces.iter().for_each(|trace| run(&python, &[script, KVASIR, &trace.display().to_string()]));
 }

@@ -1,6 +1,6 @@
 """Hits of Kvasir's evictors beside libcachesim's, on a trace in which every block is a request of its own.
 
-python libcachesim.py KVASIR TRACE
+python beside_libcachesim.py KVASIR TRACE
 
 Without chains both count alike, so `lru`, `fifo`, `lfu` and `sieve` have the same hits to the last. Two differ by what they know:
 
@@ -83,7 +83,7 @@ def main(kvasir, trace):
                 near = NEAR_PERCENT if evictor in NEAR else 0
                 if abs(percent[0] - percent[1]) > near or (evictor == "optimum" and here < there):
                     wrong.append(f"{evictor} with {capacity} blocks: {here} hits, {name} has {there}")
-    sys.exit("\n".join(wrong))
+    sys.exit("\n".join(wrong) or None)
 
 
 if __name__ == "__main__":
