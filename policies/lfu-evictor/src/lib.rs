@@ -9,43 +9,38 @@ use kvasir_policy::evictor::{EventKind, Events, Victim};
 use kvasir_policy::{Description, Evictor};
 use std::collections::BTreeSet;
 
+/// What a block is ordered by: whether other blocks follow it, its uses, the number of the event that used it last, its slot.
+type Rank = (bool, u64, u64, u32);
+
 /// See the module documentation.
 #[derive(Default)]
 pub struct Lfu {
     books: Books,
     /// By slot.
     blocks: Vec<Block>,
-    leaves: BTreeSet<(Block, u32)>,
-    /// Blocks that other blocks follow.
-    parents: BTreeSet<(Block, u32)>,
+    order: BTreeSet<Rank>,
     events: u64,
 }
 
-/// In the order in which blocks go.
-#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Default)]
 struct Block {
     uses: u64,
-    /// Number of the event that used it last.
     used: u64,
+    /// Where it is in the order.
+    rank: Option<Rank>,
 }
 
 impl Lfu {
-    fn unrank(&mut self, slot: u32) {
-        if let Some(&block) = self.blocks.get(slot as usize) {
-            let _ = self.leaves.remove(&(block, slot)) || self.parents.remove(&(block, slot));
-        }
-    }
-
     /// Puts a block where it stands now.
-    fn rank(&mut self, slot: u32) {
-        self.unrank(slot);
+    fn sort(&mut self, slot: u32) {
+        let Some(block) = self.blocks.get_mut(slot as usize) else { return };
         let standing = self.books.standing(slot);
-        let Some(&block) = self.blocks.get(slot as usize) else { return };
-        match standing {
-            Standing::Leaf => drop(self.leaves.insert((block, slot))),
-            Standing::Parent => drop(self.parents.insert((block, slot))),
-            Standing::Out => {}
+        let rank = (standing == Standing::Parent, block.uses, block.used, slot);
+        let next = (standing != Standing::Out).then_some(rank);
+        if let Some(before) = std::mem::replace(&mut block.rank, next) {
+            self.order.remove(&before);
         }
+        self.order.extend(next);
     }
 }
 
@@ -62,7 +57,6 @@ impl Evictor for Lfu {
     fn on_events(&mut self, events: Events<'_>) {
         for event in events {
             self.events += 1;
-            self.unrank(event.slot);
             let (noted, parents) = self.books.note(&event);
             if let Some(block) = self.blocks.get_mut(event.slot as usize) {
                 block.uses = match (noted, event.kind) {
@@ -72,17 +66,16 @@ impl Evictor for Lfu {
                 };
                 block.used = if noted == Noted::Nothing { block.used } else { self.events };
             }
-            [Some(event.slot)].into_iter().chain(parents).flatten().for_each(|slot| self.rank(slot));
+            [Some(event.slot)].into_iter().chain(parents).flatten().for_each(|slot| self.sort(slot));
         }
     }
 
     fn select_victims(&mut self, _: u64, want: u32, victims: &mut Vec<Victim>) {
         for _ in 0..want {
             // If all have children, then such that are pinned.
-            let least = self.leaves.first().or_else(|| self.parents.first());
-            let Some(&(_, slot)) = least else { return };
+            let Some(&(.., slot)) = self.order.first() else { return };
             let parent = self.books.choose(slot);
-            [Some(slot), parent].into_iter().flatten().for_each(|slot| self.rank(slot));
+            [Some(slot), parent].into_iter().flatten().for_each(|slot| self.sort(slot));
             victims.push(Victim::new(slot));
         }
     }
