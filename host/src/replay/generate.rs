@@ -265,7 +265,7 @@ fn take(next_id: &mut u64) -> u64 {
 }
 
 /// An exponential draw, from the portable logarithm: the same bits on every machine.
-fn exponential(random: &mut ChaCha8Rng, mean: f64) -> f64 {
+pub(super) fn exponential(random: &mut ChaCha8Rng, mean: f64) -> f64 {
     -mean * kvasir_policy::math::ln(1.0 - random.random::<f64>())
 }
 
@@ -273,7 +273,7 @@ fn exponential_us(random: &mut ChaCha8Rng, mean_s: f64) -> u64 {
     (exponential(random, mean_s) * 1e6) as u64
 }
 
-fn tokens(random: &mut ChaCha8Rng, mean: f64, most: u32) -> u32 {
+pub(super) fn tokens(random: &mut ChaCha8Rng, mean: f64, most: u32) -> u32 {
     (exponential(random, mean).ceil() as u32).clamp(1, most)
 }
 

@@ -29,7 +29,6 @@ pub(super) enum Event {
 pub(super) struct Agenda {
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     planned: u64,
-    happened: u64,
 }
 
 impl Agenda {
@@ -44,13 +43,12 @@ impl Agenda {
         if at_us > until_us {
             return None;
         }
-        self.happened += 1;
         self.events.pop().map(|Reverse((at_us, _, event))| (at_us, event))
     }
 
     /// Events that [`Self::next`] has told so far.
     pub(super) fn happened(&self) -> u64 {
-        self.happened
+        self.planned - self.events.len() as u64
     }
 
     #[cfg(test)]

@@ -2,6 +2,7 @@
 //! are far longer than the queue's memory.
 
 use super::*;
+use crate::replay::generate::{exponential, tokens};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -35,23 +36,19 @@ impl Estimate {
     }
 }
 
-fn exponential(random: &mut ChaCha8Rng, mean: f64) -> f64 {
-    -mean * (1.0 - random.random::<f64>()).ln()
-}
-
 /// How long prompts wait to be computed, ms, if they come at random every `gap_ms` on average and a token takes 1 ms.
 fn waits_ms(
     instances: u32,
     scheduler: &str,
     gap_ms: f64,
-    mut tokens: impl FnMut(&mut ChaCha8Rng) -> u32,
+    mut length: impl FnMut(&mut ChaCha8Rng) -> u32,
 ) -> Estimate {
     let mut random = ChaCha8Rng::seed_from_u64(7);
     let (mut time_ms, mut blocks) = (0.0, 0);
     let requests: Vec<Request> = (0..REQUESTS)
         .map(|_| {
             time_ms += exponential(&mut random, gap_ms);
-            let input_tokens = tokens(&mut random);
+            let input_tokens = length(&mut random);
             let first = blocks;
             blocks += u64::from(input_tokens.div_ceil(BLOCK_SIZE_TOKENS));
             let blocks = (first..blocks).collect();
@@ -92,8 +89,9 @@ fn theory_of_several(servers: u32, gap_ms: f64, mean: f64) -> f64 {
     waits * mean / (f64::from(servers) - load)
 }
 
+/// 1,000.5 on average, as they are rounded up.
 fn exponential_tokens(random: &mut ChaCha8Rng) -> u32 {
-    exponential(random, 1_000.0).ceil() as u32
+    tokens(random, 1_000.0, u32::MAX)
 }
 
 #[test]
