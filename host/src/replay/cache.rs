@@ -232,7 +232,6 @@ mod tests {
     use kvasir_policy::evictor::Victim;
     use proptest::prelude::*;
     use std::collections::VecDeque;
-    use std::path::PathBuf;
 
     fn native(name: &str) -> NativeEvictor {
         let policy = kvasir_default_policies::EVICTORS.iter().find(|p| p.name == name).unwrap();
@@ -241,13 +240,8 @@ mod tests {
 
     /// The named trace, or `None` (and a note about it) if the traces are not there.
     fn trace(name: &str) -> Option<Recorded> {
-        let beside = || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/traces"));
-        let path = std::env::var_os("KVASIR_TRACES").map_or_else(beside, PathBuf::from).join(name);
-        if !path.exists() {
-            eprintln!("skipped: no trace at {}; set KVASIR_TRACES to its folder", path.display());
-            return None;
-        }
-        Some(Recorded::read(Reader::open(&path).unwrap(), BLOCK_SIZE_TOKENS).unwrap())
+        let reader = Reader::open(&kvasir_tests::public_trace(name)?).unwrap();
+        Some(Recorded::read(reader, BLOCK_SIZE_TOKENS).unwrap())
     }
 
     fn recorded(requests: impl IntoIterator<Item = Request>) -> Recorded {

@@ -1,5 +1,6 @@
 //! The evictors beside those of libcachesim, which counts every block for itself.
 
+use kvasir_tests::public_trace;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -14,7 +15,7 @@ fn run(program: impl AsRef<Path>, args: &[&str]) {
 }
 
 #[test]
-#[ignore = "installs libcachesim from the Python package index"]
+#[ignore = "installs libcachesim, 10 MB, from the Python package index: CONTRIBUTING.md has the command"]
 fn evictors_agree_with_libcachesim() {
     let folder = tempfile::tempdir().unwrap();
     let [environment, chat, api] =
@@ -28,15 +29,8 @@ fn evictors_agree_with_libcachesim() {
         run(KVASIR, &[&["trace", "generate", "--workload", workload], &plan[..]].concat());
         traces.push(PathBuf::from(path));
     }
-    let beside = || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/traces"));
-    let public = std::env::var_os("KVASIR_TRACES").map_or_else(beside, PathBuf::from);
-    for path in ["conversation.jsonl.gz", "synthetic.jsonl.gz"].map(|name| public.join(name)) {
-        if path.exists() {
-            traces.push(path);
-        } else {
-            eprintln!("skipped: no trace at {}; set KVASIR_TRACES to its folder", path.display());
-        }
-    }
+    traces
+        .extend(["conversation.jsonl.gz", "synthetic.jsonl.gz"].iter().filter_map(|name| public_trace(name)));
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/serve/beside_libcachesim.py");
     traces.iter().for_each(|trace| run(&python, &[script, KVASIR, &trace.display().to_string()]));
 }
