@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
-const POLICIES: [&str; 28] = [
+const POLICIES: [&str; 29] = [
     "adaptive-balancer",
     "affinity-scheduler",
     "arc-evictor",
@@ -15,6 +15,7 @@ const POLICIES: [&str; 28] = [
     "lbgr-scheduler",
     "lfu-evictor",
     "lhd-evictor",
+    "local-cache-aware-scheduler",
     "local-or-remote-scheduler",
     "lora-affinity-scheduler",
     "lru-evictor",

@@ -637,6 +637,9 @@ mod tests {
         assert!(copies.iter().all(|mean| (0.0..=4.0).contains(mean)) && copies[0] > 1.0, "{copies:?}");
         let strict = report("--admitter slo --admitter-setting slack=0.01 --ttft-slo 1s");
         assert!(strict.rejected > report("--ttft-slo 1s").rejected, "{strict:?}");
+        let none = cluster_table(&report("--ttft-slo 1ms"));
+        let times = ["TTFT", "TBT", "a request"].map(|row| none.contains(row));
+        assert_eq!((times, none.contains("rejected)")), ([false; 3], true), "{none}");
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub static SCHEDULERS: &[Default<dyn Scheduler>] = defaults! { dyn Scheduler:
     "pick", "pick-scheduler", pick_scheduler::Pick;
     "fitted-cost", "fitted-cost-scheduler", fitted_cost_scheduler::FittedCost;
     "lora-affinity", "lora-affinity-scheduler", lora_affinity_scheduler::LoraAffinity;
+    "local-cache-aware", "local-cache-aware-scheduler", local_cache_aware_scheduler::LocalCacheAware;
     "local-or-remote", "local-or-remote-scheduler", local_or_remote_scheduler::LocalOrRemote;
     "lbgr", "lbgr-scheduler", lbgr_scheduler::Lbgr;
     "affinity", "affinity-scheduler", affinity_scheduler::Affinity;

@@ -75,13 +75,8 @@ impl Scheduler for Lbgr {
 impl Lbgr {
     /// Time to first token, ms; +infinity for a slot that cannot be chosen.
     fn expected(&self, cluster: &Cluster, request: &Request, candidates: Candidates<'_>, slot: usize) -> f32 {
-        let t = &cluster.prefill;
-        if t.available[slot] != 1.0 || !candidates.can_prefill(slot) {
-            return f32::INFINITY;
-        }
-        let queue = (t.busy_until[slot] - cluster.now).max(0.0);
-        let residual = self.known.get(&(t.identity[slot] as u32)).copied().unwrap_or(0.0);
-        queue + cluster.prefill_ms(slot, request, candidates.prefix_of(slot)) + residual
+        let residual = self.known.get(&(cluster.prefill.identity[slot] as u32)).copied().unwrap_or(0.0);
+        cluster.ttft_ms(slot, request, candidates) + residual
     }
 }
 

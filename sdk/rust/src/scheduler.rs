@@ -616,6 +616,16 @@ impl Cluster {
         t.cost_fixed[prefill] + (prompt - cached) * per_token
     }
 
+    /// ms to the first token on a prefill slot with what is stored there: queue and prefill; +infinity if it cannot be chosen. The slot
+    /// must be in the table.
+    pub fn ttft_ms(&self, prefill: usize, request: &Request, candidates: Candidates<'_>) -> f32 {
+        if self.prefill.available[prefill] != 1.0 || !candidates.can_prefill(prefill) {
+            return f32::INFINITY;
+        }
+        let queue = (self.prefill.busy_until[prefill] - self.now).max(0.0);
+        queue + self.prefill_ms(prefill, request, candidates.prefix_of(prefill))
+    }
+
     /// ms between tokens on a decode slot once the request has joined; the slot must be in the table.
     pub fn tbt_ms(&self, decode: usize, request: &Request) -> f32 {
         let t = &self.decode;

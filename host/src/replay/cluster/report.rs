@@ -218,12 +218,21 @@ impl Report {
         told.collect::<Vec<_>>().join(", ")
     }
 
-    /// Name and value of each row for people.
-    pub fn rows(&self) -> Vec<(&'static str, String)> {
-        let times = |s: &Seconds| {
-            format!("{:.3} s mean, {:.3} p50, {:.3} p90, {:.3} p99", s.mean, s.p50, s.p90, s.p99)
-        };
+    /// "0.001 s fetch, 0.217 queue, 0.472 prefill, 0.015 hand-over, 4.154 decode; 1.729 s of instances"
+    fn parts(&self) -> String {
         let of = &self.latency_s;
+        format!(
+            "{:.3} s fetch, {:.3} queue, {:.3} prefill, {:.3} hand-over, {:.3} decode; {:.3} s of instances",
+            of.fetch, of.queue, of.prefill, of.hand_over, of.decode, self.instance_s_per_request
+        )
+    }
+
+    /// Name and value of each row for people. Where nothing finished, no row tells how long it took.
+    pub fn rows(&self) -> Vec<(&'static str, String)> {
+        let of_finished = |text: String| if self.finished == 0 { String::new() } else { text };
+        let times = |s: &Seconds| {
+            of_finished(format!("{:.3} s mean, {:.3} p50, {:.3} p90, {:.3} p99", s.mean, s.p50, s.p90, s.p99))
+        };
         let mut rows = vec![
             ("scheduler", self.scheduler.clone()),
             ("admitter", self.admitter.clone()),
@@ -240,14 +249,9 @@ impl Report {
             ("hit rate", format!("{:.2} % ({:.2} % fetched)", self.hit_rate_percent, self.fetched_percent)),
             ("blocks moved", self.moved()),
             ("copies", self.copies()),
-            (
-                "a request",
-                format!(
-                    "{:.3} s fetch, {:.3} queue, {:.3} prefill, {:.3} hand-over, {:.3} decode; {:.3} s of instances",
-                    of.fetch, of.queue, of.prefill, of.hand_over, of.decode, self.instance_s_per_request
-                ),
-            ),
+            ("a request", of_finished(self.parts())),
         ];
+        rows.retain(|(_, text)| !text.is_empty());
         rows.extend(self.load.iter().map(|load| {
             let text =
                 format!("busy {:.1} %, the busiest {:.2} × the mean", load.busy_percent, load.imbalance);
