@@ -62,13 +62,19 @@ pub fn rows(size: Size, seed: u64) -> Result<Vec<Row>, Error> {
         let times = decide(&config, instances, size, seed)?;
         rows.push(Row::of_times(format!("decide/mooncake/{instances}"), &times));
     }
-    let evict = |source| -> Result<CacheReport, Error> {
-        let (mut evictor, _) = standalone::<EvictorHook>(&engine, &config, source, Vec::new())?;
-        Ok(evict(evictor.as_mut(), size, seed))
+    let evict = |policy: &str, source: fn(String) -> Source| -> Result<CacheReport, Error> {
+        let (mut evictor, _) =
+            standalone::<EvictorHook>(&engine, &config, source(policy.into()), Vec::new())?;
+        let report = evict(evictor.as_mut(), size, seed);
+        // What serves from then on is the fallback, and its figures would pass for the policy's.
+        match report.fault {
+            Some(fault) => Err(Error::Engine(format!("bench: evictor `{policy}` failed: {fault}"))),
+            None => Ok(report),
+        }
     };
     for policy in ["workload-aware", "kvasir"] {
-        let wasm = evict(Source::Builtin(policy.into()))?;
-        let native = evict(Source::Native(policy.into()))?;
+        let wasm = evict(policy, Source::Builtin)?;
+        let native = evict(policy, Source::Native)?;
         let row = Row::new(format!("evict/{policy}"), wasm.evict_ns_mean, "ns").beside(native.evict_ns_mean);
         rows.push(Row { p99: Some(wasm.evict_ns_p99 as f64), ..row });
     }

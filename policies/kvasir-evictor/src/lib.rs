@@ -216,11 +216,13 @@ impl Evictor for Kvasir {
     }
 
     fn on_events(&mut self, events: Events<'_>) {
+        let (mut passed, mut now_ms) = (0, 0);
         for event in events {
             self.file_new(Some(&event));
             self.note(&event);
-            self.model.fit_if_due(event.time_ms, self.books.full());
+            (passed, now_ms) = (passed + 1, event.time_ms);
         }
+        self.model.fit_if_due(passed, now_ms, self.books.full());
     }
 
     fn select_victims(&mut self, now_ms: u64, want: u32, victims: &mut Vec<Victim>) {

@@ -98,9 +98,10 @@ impl Model {
         self.samples.used(identity, cell, now_ms, &mut self.counts);
     }
 
-    /// One event more has passed.
-    pub(crate) fn fit_if_due(&mut self, now_ms: u64, pool_blocks: u32) {
-        self.events += 1;
+    /// So many events more have passed. Fits once at most, however many: a fit takes as long as some thousand events, and a call of the
+    /// policy has a deadline.
+    pub(crate) fn fit_if_due(&mut self, events: u64, now_ms: u64, pool_blocks: u32) {
+        self.events += events;
         if self.events < self.next_fit {
             return;
         }

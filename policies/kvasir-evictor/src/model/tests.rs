@@ -1,4 +1,7 @@
 use super::*;
+use crate::Kvasir;
+use kvasir_policy::Evictor;
+use kvasir_policy::evictor::{EVENT, EVENTS_MAX, Event, EventKind, Events};
 
 /// A class whose blocks come back after ten seconds, and one whose blocks do not.
 fn taught() -> Model {
@@ -7,7 +10,7 @@ fn taught() -> Model {
         let now_ms = second * 1_000;
         model.used(1 + second % 10, cell_of(1, 1, false), now_ms);
         model.used(100 + second, cell_of(2, 1, false), now_ms);
-        (0..2).for_each(|_| model.fit_if_due(now_ms, 100));
+        model.fit_if_due(2, now_ms, 100);
     }
     model
 }
@@ -20,6 +23,34 @@ fn classes_are_told_apart_and_the_past_is_bounded() {
     let reused: f64 = model.counts.iter().map(Counts::reused).sum();
     assert!(reused <= REMEMBERED + FIT_EVENTS as f64, "{reused}");
     assert!(model.worth(cell_of(1, 1, false), u64::MAX) > 0.0);
+}
+
+/// What fits while the pool fills is the most that a call can ask for: a policy that missed its deadline there was dropped.
+#[test]
+fn a_call_fits_once_however_many_events_it_tells() {
+    let mut policy = Kvasir::default();
+    policy.open(1);
+    let hit = Event {
+        kind: EventKind::Hit,
+        replayed: false,
+        class: 1,
+        slot: 0,
+        parent_or_uses: 1,
+        depth: 0,
+        size_bytes: 1,
+        time_ms: 1_000,
+        identity: 7,
+        tenant: 0,
+    };
+    let mut words = Vec::new();
+    (0..EVENTS_MAX).for_each(|_| hit.encode(0, &mut words));
+    policy.on_events(Events::new(0, EVENT, &words));
+    let told = EVENTS_MAX as u64;
+    assert_eq!(
+        (policy.model.events, policy.model.next_fit),
+        (told, told + told / 4),
+        "the next one is due after a quarter more"
+    );
 }
 
 #[test]
