@@ -86,7 +86,7 @@ impl FittedCost {
         let cached = (candidates.prefix_of(slot) as f32 * cluster.block_size_tokens as f32).min(prompt);
         let computed = prompt - cached;
         let registered = cluster.prefill_ms(slot, request, candidates.prefix_of(slot));
-        let queue = (t.busy_until[slot] - cluster.now).max(0.0);
+        let queue = cluster.queue_ms(slot);
         let Some(known) = self.known.get(&(t.identity[slot] as u32)) else { return queue + registered };
         let costs = terms(computed.into(), cached.into()).into_iter().zip(known.costs);
         let fitted = costs.map(|(term, cost)| term * f64::from(cost)).sum::<f64>() as f32;

@@ -121,7 +121,7 @@ impl Asked<'_> {
     }
 
     fn queue(&self, prefill: usize) -> f32 {
-        (self.cluster.prefill.busy_until[prefill] - self.cluster.now).max(0.0)
+        self.cluster.queue_ms(prefill)
     }
 
     fn compute(&self, prefill: usize) -> f32 {

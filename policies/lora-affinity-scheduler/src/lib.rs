@@ -95,15 +95,10 @@ impl LoraAffinity {
     ) -> impl Iterator<Item = f32> {
         let t = &cluster.prefill;
         (0..t.len()).map(move |slot| {
-            if t.available[slot] != 1.0 || !candidates.can_prefill(slot) {
-                return f32::INFINITY;
-            }
-            let compute = cluster.prefill_ms(slot, request, candidates.prefix_of(slot));
-            let queue = (t.busy_until[slot] - cluster.now).max(0.0);
             let has_adapter = candidates.prefill_has_adapter(slot);
             let adapter_ms =
                 self.adapter_ms(request, has_adapter, t.holds_no_more_adapters(slot), t.identity[slot]);
-            queue + compute + adapter_ms
+            cluster.ttft_ms(slot, request, candidates) + adapter_ms
         })
     }
 

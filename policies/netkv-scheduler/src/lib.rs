@@ -81,20 +81,14 @@ fn ttft(
     (longest, source): (u32, usize),
     slot: usize,
 ) -> (f32, u32) {
-    let t = &cluster.prefill;
-    if t.available[slot] != 1.0 || !candidates.can_prefill(slot) {
-        return (f32::INFINITY, 0);
-    }
-    let queue = (t.busy_until[slot] - cluster.now).max(0.0);
-    let compute = |blocks| cluster.prefill_ms(slot, request, blocks);
-    let own = candidates.prefix_of(slot);
-    let alone = queue + compute(own);
-    let missing = longest.saturating_sub(own);
-    if missing == 0 {
+    let alone = cluster.ttft_ms(slot, request, candidates);
+    let missing = longest.saturating_sub(candidates.prefix_of(slot));
+    if missing == 0 || alone == f32::INFINITY {
         return (alone, 0);
     }
     // What is on its way does not wait for the queue.
-    let fetched = queue.max(cluster.fetch_ms(source, slot, missing)) + compute(longest);
+    let until_there = cluster.queue_ms(slot).max(cluster.fetch_ms(source, slot, missing));
+    let fetched = until_there + cluster.prefill_ms(slot, request, longest);
     if fetched < alone { (fetched, missing) } else { (alone, 0) }
 }
 

@@ -98,7 +98,7 @@ fn prefill_cost(
         return f32::INFINITY;
     }
     let block = (cluster.block_size_tokens as f32).max(1.0);
-    let queue_ms = (t.busy_until[slot] - cluster.now).max(0.0);
+    let queue_ms = cluster.queue_ms(slot);
     // The host tells the queue in ms; at this speed these are so many tokens.
     let per_token = t.cost_per_token[slot];
     let queued = if per_token > 0.0 { queue_ms / per_token / block } else { 0.0 };

@@ -149,7 +149,7 @@ fn prefills(cluster: &Cluster, request: &Request, candidates: Candidates<'_>) ->
     let candidate = |slot| Candidate {
         slot,
         prefix: candidates.prefix_of(slot),
-        load: (t.busy_until[slot] - cluster.now).max(0.0),
+        load: cluster.queue_ms(slot),
         session: last != 0 && t.identity[slot] as u32 == last,
         adapter: candidates.prefill_has_adapter(slot),
     };

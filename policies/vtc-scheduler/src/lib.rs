@@ -78,7 +78,7 @@ impl Scheduler for Vtc {
         let Some(prefill) = shortest_queue(cluster, candidates) else {
             return Decision::reject(Reason::NoInstance, 1_000);
         };
-        let queue_ms = cluster.prefill.busy_until[prefill] - cluster.now;
+        let queue_ms = cluster.queue_ms(prefill);
         let leads = least_served.is_some_and(|least| counter > least.saturating_add(self.lead_tokens));
         if leads && queue_ms > self.busy_ms && !request.must_run() {
             return Decision::reject(Reason::Policy, queue_ms.min(60_000.0) as u32);

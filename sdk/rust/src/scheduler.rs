@@ -607,6 +607,11 @@ impl Cluster {
         link.fixed + p.transfer_fixed[prefill] + per_block * blocks as f32
     }
 
+    /// ms until a prefill slot has computed all that it was given; the slot must be in the table.
+    pub fn queue_ms(&self, prefill: usize) -> f32 {
+        (self.prefill.busy_until[prefill] - self.now).max(0.0)
+    }
+
     /// ms to compute a prompt on a prefill slot that has its first `blocks`, by the costs that the instance registered; the slot must be
     /// in the table.
     pub fn prefill_ms(&self, prefill: usize, request: &Request, blocks: u32) -> f32 {
@@ -622,8 +627,7 @@ impl Cluster {
         if self.prefill.available[prefill] != 1.0 || !candidates.can_prefill(prefill) {
             return f32::INFINITY;
         }
-        let queue = (self.prefill.busy_until[prefill] - self.now).max(0.0);
-        queue + self.prefill_ms(prefill, request, candidates.prefix_of(prefill))
+        self.queue_ms(prefill) + self.prefill_ms(prefill, request, candidates.prefix_of(prefill))
     }
 
     /// ms between tokens on a decode slot once the request has joined; the slot must be in the table.
