@@ -2,7 +2,7 @@
 
 use super::description::BadDescription;
 use super::{SlotKind, trust};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The longest text of a policy that goes into an error or a log line.
@@ -41,7 +41,7 @@ pub enum Fault {
 pub enum Error {
     #[error("no built-in {slot} is called `{name}`; built in: {known}{}", did_you_mean(.suggestion))]
     UnknownBuiltin { slot: SlotKind, name: String, known: String, suggestion: Option<String> },
-    #[error("cannot read policy file {path}: {source}")]
+    #[error("cannot read policy file {path}: {source}{}", pull_first(.path))]
     Read { path: PathBuf, source: std::io::Error },
     #[error(
         "policy `{name}` has {bytes} bytes, more than the {limit} allowed; raise policy.component_bytes_max or strip it"
@@ -110,6 +110,12 @@ pub enum Error {
     Busy { limit: usize },
     #[error("cannot start the policy engine: {0}")]
     Engine(String),
+}
+
+/// What to do where a place in a registry stands for a file.
+fn pull_first(path: &Path) -> &'static str {
+    let is_in_registry = path.as_os_str().as_encoded_bytes().starts_with(b"oci://");
+    if is_in_registry { "; `kvasir policy pull` makes a file of what lies in a registry" } else { "" }
 }
 
 pub(super) fn did_you_mean(close: &Option<String>) -> String {

@@ -1,34 +1,45 @@
 //! `kvasir policy inspect`.
 
+use super::registry::{Place, RegistryFlags};
 use super::trust::TrustFlags;
 use crate::policy::PolicyConfig;
-use crate::policy::inspect::{CONTRACT, Inspection, inspect};
+use crate::policy::inspect::{CONTRACT, Inspection, inspect, inspect_component};
 use crate::policy::trust::{Claim, Signature, TrustedKey, TrustedKeys, read_beside};
 use crate::text::printable;
 use clap::Args;
 use serde_json::{Value, json};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Tell what a component is to a host: slot, settings, digest, signatures, WIT, load time.
 ///
-/// No host need run. Signatures are those in the file of its name with `.sig` behind it, held against the trust file.
+/// No host need run. Signatures are those in the registry, or in the file of its name with `.sig` behind it, held against the trust
+/// file.
 #[derive(Args, Debug)]
 pub(super) struct InspectArgs {
-    file: PathBuf,
+    /// File of a component, or `oci://REGISTRY/REPOSITORY:TAG`.
+    policy: Place,
+    #[command(flatten)]
+    registry: RegistryFlags,
     #[command(flatten)]
     trust: TrustFlags,
 }
 
 impl InspectArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let found = inspect(&PolicyConfig::default(), &self.file)?;
-        let keys = self.trust.path()?.as_deref().map(TrustedKeys::read).transpose()?;
-        let signed: Vec<_> = read_beside(&self.file)?
-            .iter()
-            .map(|signature| Signed::new(&found, signature, keys.as_ref()))
-            .collect();
-        match self.trust.json {
+        let Self { policy, registry, trust } = self;
+        let config = PolicyConfig::default();
+        let (found, signatures) = match &policy {
+            Place::File(path) => (inspect(&config, path)?, read_beside(path)?),
+            Place::Registry(reference) => {
+                let package = registry.open()?.pull(reference)?;
+                let found = inspect_component(&config, &package.about.name, &package.component)?;
+                (found, package.signatures)
+            }
+        };
+        let keys = trust.path()?.as_deref().map(TrustedKeys::read).transpose()?;
+        let signed: Vec<_> =
+            signatures.iter().map(|signature| Signed::new(&found, signature, keys.as_ref())).collect();
+        match trust.json {
             true => println!("{}", object(&found, &signed)),
             false => print(&found, &signed),
         }
