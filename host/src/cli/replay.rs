@@ -612,6 +612,9 @@ mod tests {
         for key in ["mean", "p50", "p90", "p99"] {
             assert!(json["ttft_s"][key].as_f64().is_some_and(|seconds| seconds > 0.0), "{key}");
         }
+        let loads = json["load"].as_array().unwrap().iter();
+        let instances = loads.map(|of| of["busy_percent_by_instance"].as_array().map_or(0, Vec::len));
+        assert_eq!(instances.collect::<Vec<_>>(), [2, 1, 1]);
         assert!(cluster_table(&report).contains("hit rate"), "{}", cluster_table(&report));
     }
 

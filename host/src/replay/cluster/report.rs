@@ -91,7 +91,7 @@ pub struct RoleLoad {
     /// The busiest one beside that mean; 1 = all alike.
     pub imbalance: f64,
     /// Each instance, busiest first, per cent.
-    #[serde(skip)]
+    #[serde(rename = "busy_percent_by_instance")]
     pub instances: Vec<f64>,
 }
 
