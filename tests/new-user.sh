@@ -61,10 +61,13 @@ source_file() {
   esac
 }
 
-# As the manifests of the templates in Python say.
+# As the manifests of the templates say.
 memory=16MiB
 deadline=5ms
-[ "$language" != python ] || { memory=32MiB; deadline=100ms; }
+case $language in
+  javascript | typescript) deadline=100ms ;;
+  python) memory=32MiB deadline=100ms ;;
+esac
 "$kvasir" serve --json --set "node.data_dir=$work/data" --set store.pool_bytes=4MiB --set listen.http=127.0.0.1:0 \
   --set listen.data=127.0.0.1:0 --set "policy.memory_bytes=$memory" --set "policy.hot_deadline=$deadline" \
   >"$work/host.json" 2>"$work/host.log" &
