@@ -206,7 +206,7 @@ fn build(shell: &Shell, profile: &str) -> Result<PathBuf> {
     let built = shell.target(profile).join("kvasir");
     if !built.exists() {
         eprintln!(
-            "First build: some 500 crates, a third of the work a Wasm compiler; about 6 minutes on two cores, 10 for a release."
+            "First build: some 500 crates, a third of the work a Wasm compiler; about 6 minutes on two cores, 15 for a release."
         );
     }
     shell.run(shell.cargo().args(["build", "--profile", profile, "--locked", "--package", "kvasir"]))?;
