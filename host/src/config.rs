@@ -591,6 +591,11 @@ impl Policy {
                 return Err(invalid("policy.follow", &self.follow, why));
             }
         }
+        // A token itself would stand in messages about the file.
+        if self.follow_token.as_os_str().as_encoded_bytes().starts_with(b"kvasir_") {
+            let why = "is the path of a file that holds the token, not the token";
+            return Err(invalid("policy.follow_token", "kvasir_…", why));
+        }
         for (key, file) in
             [("policy.follow_token", &self.follow_token), ("policy.follow_ca", &self.follow_ca)]
         {

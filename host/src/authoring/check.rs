@@ -29,7 +29,7 @@ pub struct Trial {
     /// Where its answers in these worlds are recorded, if it passes.
     pub record_to: Option<PathBuf>,
     /// The name and the version that its project gives it.
-    pub called: Option<(String, String)>,
+    pub called: Option<(SlotKind, String, String)>,
 }
 
 /// What came of it.
@@ -117,13 +117,13 @@ pub fn check(path: &Path, trial: &Trial) -> Result<Report, Error> {
 }
 
 /// Compares what it says of itself with what its project says.
-fn says(found: &Inspection, (name, version): &(String, String)) -> Row {
-    let said = (&found.description.name, &found.description.version);
-    let same = said == (name, version);
-    let came = format!("{} {}", said.0, said.1);
+fn says(found: &Inspection, (slot, name, version): &(SlotKind, String, String)) -> Row {
+    let said = &found.description;
+    let same = (found.slot, &said.name, &said.version) == (*slot, name, version);
+    let came = format!("{} {} {}", found.slot, said.name, said.version);
     Row::new(
         "says who it is",
-        format!("{name} {version}, as in the manifest"),
+        format!("{slot} {name} {version}, as in the manifest"),
         if same { Ok(came) } else { Err(came) },
     )
 }

@@ -115,7 +115,7 @@ impl Project {
             seed: 0,
             vectors: self.vectors()?,
             record_to: None,
-            called: Some((self.name.clone(), self.version.clone())),
+            called: Some((self.slot, self.name.clone(), self.version.clone())),
         })
     }
 

@@ -69,6 +69,9 @@ fn a_leader_elsewhere_is_followed_over_tls_or_a_network_said_to_be_trusted() {
     ] {
         load(None, &[], set).unwrap();
     }
+    let refused =
+        load(None, &[], &["policy.follow=[::1]:7420", "policy.follow_token=kvasir_1_secret"]).unwrap_err();
+    assert!(refused.contains("is the path of a file") && !refused.contains("secret"), "{refused}");
     let refused = load(None, &[], &["policy.follow=localhost.example.com:7420"]).unwrap_err();
     assert!(refused.contains("in the clear; set policy.follow_ca"), "{refused}");
 }

@@ -61,7 +61,7 @@ pub struct SlotStatus {
     pub settings: Vec<(String, String)>,
     /// What a rollback would bring back.
     pub previous: Option<String>,
-    /// Why the breaker or a guard last took a policy out of service, or ended a trial.
+    /// Why the breaker or a guard last took a policy out of service, or ended a trial, if nobody brought another into service since.
     pub last_trip: Option<String>,
     /// Counts of this version.
     pub counters: CounterValues,

@@ -9,7 +9,7 @@ mod shape;
 mod tests;
 
 pub(crate) use play::decision_words;
-pub use play::{PlayError, Playable, Played, Player};
+pub use play::{PlayError, Playable, Played, Player, Tables, push_all};
 
 use super::slot::{Hook, Version};
 use super::{SlotKind, UnknownSlot};

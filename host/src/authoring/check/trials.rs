@@ -2,7 +2,7 @@
 
 use super::panel::{Failure, Panel, Times};
 use super::{Row, Trial, learning};
-use crate::policy::record::{Call, FORMAT, Playable, PolicyOf, Push, Record};
+use crate::policy::record::{Call, FORMAT, Playable, PolicyOf, Push, Record, push_all};
 use crate::policy::slot::{Hook, Policy as _, Prepared};
 use crate::policy::{Engine, Error, Fault, Source};
 use kvasir_policy::{Description, Setting};
@@ -149,7 +149,7 @@ pub(super) fn brief<W: World>(world: &W, panel: &mut Panel<W::Hook>) -> Result<(
 }
 
 fn tell<W: World>(told: &[Push], engine: &mut <W::Hook as Hook>::Engine) -> Result<(), Fault> {
-    told.iter().try_for_each(|(name, words)| W::Hook::push(engine, name, words))
+    push_all::<W::Hook>(engine, told).map(drop).map_err(|(_, fault)| fault)
 }
 
 pub(super) fn happen<W: World>(

@@ -7,6 +7,7 @@ use clap::Args;
 use kvasir_dataplane::units::{Size, Span};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Try a component as a host would use it, and worse: answers, state, time, memory. No host need run.
 #[derive(Args, Debug)]
@@ -18,10 +19,10 @@ pub(super) struct CheckArgs {
     #[arg(long = "setting", value_name = "NAME=VALUE", value_parser = crate::cli::setting)]
     settings: Vec<(String, String)>,
     /// Memory of one instance. Default: the manifest's, or that of a host.
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
     memory: Option<Size>,
-    /// CPU time of one hot call. Default: that of a host.
-    #[arg(long, value_name = "TIME")]
+    /// CPU time of one hot call, 1 ms or more. Default: the manifest's, or that of a host.
+    #[arg(long, value_name = "TIME", value_parser = deadline)]
     deadline: Option<Span>,
     /// What it is tried with follows from this number.
     #[arg(long, default_value_t = 1)]
@@ -36,6 +37,21 @@ pub(super) struct CheckArgs {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+}
+
+/// The least memory that holds a page, as a host has it.
+const MEMORY_MIN: Size = Size(1 << 16);
+/// How often a host looks at a running call: a shorter deadline would not be kept.
+const DEADLINE_MIN: Duration = Duration::from_millis(1);
+
+fn memory(text: &str) -> Result<Size, String> {
+    let size: Size = text.parse().map_err(|e| format!("{e}"))?;
+    if size < MEMORY_MIN { Err(format!("must be {MEMORY_MIN} or more")) } else { Ok(size) }
+}
+
+fn deadline(text: &str) -> Result<Span, String> {
+    let span: Span = text.parse().map_err(|e| format!("{e}"))?;
+    if span.0 < DEADLINE_MIN { Err("must be 1 ms or more".to_owned()) } else { Ok(span) }
 }
 
 /// The longest text on one line of the table.

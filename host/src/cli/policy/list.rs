@@ -110,6 +110,7 @@ pub(super) fn row(p: &proto::Policy) -> Value {
             "calls": totals.calls, "traps": totals.traps, "deadline_misses": totals.deadline_misses,
             "invalid_answers": totals.invalid_answers, "fallbacks": totals.fallbacks,
         },
+        "learning": p.learning.as_ref().map(learning),
         "trial": p.trial.as_ref().map(trial),
         "watch": p.watch.as_ref().map(|watch| json!({
             "seconds_left": watch.seconds_left, "window": watch.window.as_ref().map(status::beside),
@@ -127,10 +128,14 @@ fn trial(t: &proto::Trial) -> Value {
         "invalid_answers": c.invalid_answers, "fallbacks": c.fallbacks,
         "asked": t.asked, "same": t.same, "dropped": t.dropped,
         "window": t.window.as_ref().map(status::beside),
-        "learning": t.learning.as_ref().map(|l| json!({
-            "outcomes": l.outcomes, "dropped": l.dropped, "faults": l.faults, "published": l.published,
-            "knowledge_bytes": l.knowledge_bytes,
-        })),
+        "learning": t.learning.as_ref().map(learning),
+    })
+}
+
+fn learning(l: &proto::Learning) -> Value {
+    json!({
+        "outcomes": l.outcomes, "dropped": l.dropped, "faults": l.faults, "published": l.published,
+        "knowledge_bytes": l.knowledge_bytes,
     })
 }
 

@@ -82,6 +82,7 @@ impl Status {
         );
         print_code(&p.engine, &p.digest, &p.settings);
         print_counters(&p.counters.unwrap_or_default());
+        print_learning(p.learning.as_ref());
         if !p.previous.is_empty() {
             println!("  previous  {}", p.previous);
         }
@@ -123,13 +124,7 @@ impl Status {
         if t.dropped > 0 {
             println!("  not told  {} decisions, for it was behind", t.dropped);
         }
-        if let Some(l) = &t.learning {
-            let proto::Learning { outcomes, dropped, faults, published, knowledge_bytes } = l;
-            println!(
-                "  learner   {outcomes} outcomes heard, {dropped} dropped, {faults} failures; published {published} times, \
-                 {knowledge_bytes} B at last"
-            );
-        }
+        print_learning(t.learning.as_ref());
         self.print_window(["trial", "active"], t.window.as_ref());
     }
 
@@ -146,6 +141,16 @@ impl Status {
         }
         println!("{table}");
     }
+}
+
+fn print_learning(learning: Option<&proto::Learning>) {
+    let Some(proto::Learning { outcomes, dropped, faults, published, knowledge_bytes }) = learning else {
+        return;
+    };
+    println!(
+        "  learner   {outcomes} outcomes heard, {dropped} dropped, {faults} failures; published {published} times, \
+         {knowledge_bytes} B at last"
+    );
 }
 
 /// How one number of a window is written.

@@ -1,6 +1,6 @@
 //! Asking an engine what a record asked.
 
-use super::{BadRecord, Record, bits, shape};
+use super::{BadRecord, Push, Record, bits, shape};
 use crate::policy::admitter::AdmitterHook;
 use crate::policy::balancer::BalancerHook;
 use crate::policy::evictor::EvictorHook;
@@ -11,7 +11,7 @@ use kvasir_policy::Description;
 use kvasir_policy::admitter::{Forecast, Load, Verdict};
 use kvasir_policy::balancer::Snapshot;
 use kvasir_policy::evictor::Victim;
-use kvasir_policy::scheduler::{Answer, Decision, Question};
+use kvasir_policy::scheduler::{Answer, Decision, Layout, Question};
 
 /// What an engine made of a record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,21 +37,24 @@ pub enum PlayError {
     Start(#[from] Error),
 }
 
+/// Slots of the prefill and of the decode table, for schedulers: without them no column of a question is found.
+pub type Tables = [usize; 2];
+
 /// An engine's calls by the names of the contract.
 pub trait Playable: Hook {
     /// Tells the engine what was pushed. The record has been checked.
     ///
     /// # Errors
     /// The policy failed.
-    fn push(engine: &mut Self::Engine, name: &str, words: &[u32]) -> Result<(), Fault>;
+    fn push(engine: &mut Self::Engine, name: &str, words: &[u32], tables: Tables) -> Result<(), Fault>;
 
     /// # Errors
     /// As `push`.
-    fn answer(engine: &mut Self::Engine, asked: &super::Call) -> Result<Vec<u64>, Fault>;
+    fn answer(engine: &mut Self::Engine, asked: &super::Call, tables: Tables) -> Result<Vec<u64>, Fault>;
 
     /// # Errors
     /// As `push`.
-    fn scores(_engine: &mut Self::Engine, _asked: &super::Call) -> Result<Vec<f32>, Fault> {
+    fn scores(_engine: &mut Self::Engine, _asked: &super::Call, _tables: Tables) -> Result<Vec<f32>, Fault> {
         Ok(Vec::new())
     }
 }
@@ -62,35 +65,48 @@ impl Record {
     /// # Errors
     /// The record is of another slot or cannot be played, or the policy failed.
     pub fn play<H: Playable>(&self, engine: &mut H::Engine, with_scores: bool) -> Result<Played, PlayError> {
-        self.prepare::<H>(engine)?;
+        let tables = self.prepare::<H>(engine)?;
         let failed = |function: &str| {
             let function = function.to_owned();
             move |fault| PlayError::Fault { function, fault }
         };
         // Asked for before the decision, which may change the policy's state; the scores must not.
         let scores = match with_scores {
-            true => H::scores(engine, &self.asked).map_err(failed("explain"))?,
+            true => H::scores(engine, &self.asked, tables).map_err(failed("explain"))?,
             false => Vec::new(),
         };
-        let answer = H::answer(engine, &self.asked).map_err(failed(&self.asked.name))?;
+        let answer = H::answer(engine, &self.asked, tables).map_err(failed(&self.asked.name))?;
         Ok(Played { answer, scores: bits(&scores) })
     }
 
-    /// Tells an engine all that came before the question.
-    ///
-    /// # Errors
-    /// As [`Self::play`].
-    pub fn prepare<H: Playable>(&self, engine: &mut H::Engine) -> Result<(), PlayError> {
+    /// Tells an engine all that came before the question. Returns how large its tables are then.
+    fn prepare<H: Playable>(&self, engine: &mut H::Engine) -> Result<Tables, PlayError> {
         if self.slot != H::KIND.as_str() {
             return Err(PlayError::OtherSlot { record: self.slot.clone(), policy: H::KIND });
         }
         shape::check(self)?;
-        for (name, words) in &self.pushed {
-            H::push(engine, name, words)
-                .map_err(|fault| PlayError::Fault { function: name.clone(), fault })?;
-        }
-        Ok(())
+        push_all::<H>(engine, &self.pushed)
+            .map_err(|(name, fault)| PlayError::Fault { function: name.to_owned(), fault })
     }
+}
+
+/// Tells an engine what was pushed, one after the other. Returns how large its tables are then.
+///
+/// # Errors
+/// The policy failed, in the function of that name.
+pub fn push_all<'p, H: Playable>(
+    engine: &mut H::Engine,
+    pushed: &'p [Push],
+) -> Result<Tables, (&'p str, Fault)> {
+    let mut tables = Tables::default();
+    for (name, words) in pushed {
+        if H::KIND == SlotKind::Scheduler && name == "open" {
+            let Layout { prefill_slots, decode_slots, .. } = Layout::decode(words);
+            tables = [prefill_slots as usize, decode_slots as usize];
+        }
+        H::push(engine, name, words, tables).map_err(|fault| (name.as_str(), fault))?;
+    }
+    Ok(tables)
 }
 
 /// A policy of any slot, compiled once, that plays each record in an engine of its own.
@@ -161,7 +177,7 @@ fn play<H: Playable>(policy: &Prepared<H>, record: &Record, with_scores: bool) -
 }
 
 impl Playable for SchedulerHook {
-    fn push(engine: &mut Self::Engine, name: &str, words: &[u32]) -> Result<(), Fault> {
+    fn push(engine: &mut Self::Engine, name: &str, words: &[u32], tables: Tables) -> Result<(), Fault> {
         match name {
             "open" => engine.open(words),
             "update-prefill" => engine.update_prefill(&floats(words)),
@@ -170,28 +186,27 @@ impl Playable for SchedulerHook {
             "set-thresholds" => engine.set_thresholds(&floats(words)),
             "schedule" => {
                 let (now, question) = words.split_at(1);
-                engine.schedule(&asked_question(now[0], question)).map(drop)
+                engine.schedule(&asked_question(now[0], question, tables)).map(drop)
             }
             _ => push_to_any(engine, name, words),
         }
     }
 
-    fn answer(engine: &mut Self::Engine, asked: &super::Call) -> Result<Vec<u64>, Fault> {
-        engine.schedule(&question_of(asked)).map(decision_words)
+    fn answer(engine: &mut Self::Engine, asked: &super::Call, tables: Tables) -> Result<Vec<u64>, Fault> {
+        engine.schedule(&question_of(asked, tables)).map(decision_words)
     }
 
-    fn scores(engine: &mut Self::Engine, asked: &super::Call) -> Result<Vec<f32>, Fault> {
-        engine.explain(&question_of(asked))
+    fn scores(engine: &mut Self::Engine, asked: &super::Call, tables: Tables) -> Result<Vec<f32>, Fault> {
+        engine.explain(&question_of(asked, tables))
     }
 }
 
-fn question_of(asked: &super::Call) -> Question {
-    asked_question(asked.scalars[0] as u32, &asked.lists[0])
+fn question_of(asked: &super::Call, tables: Tables) -> Question {
+    asked_question(asked.scalars[0] as u32, &asked.lists[0], tables)
 }
 
-fn asked_question(now: u32, words: &[u32]) -> Question {
-    // An engine knows how large its tables are.
-    Question::of_words(f32::from_bits(now), words, 0, 0)
+fn asked_question(now: u32, words: &[u32], [prefill_slots, decode_slots]: Tables) -> Question {
+    Question::of_words(f32::from_bits(now), words, prefill_slots, decode_slots)
 }
 
 /// A decision as it is recorded.
@@ -203,7 +218,7 @@ pub(crate) fn decision_words(decision: Decision) -> Vec<u64> {
 }
 
 impl Playable for EvictorHook {
-    fn push(engine: &mut Self::Engine, name: &str, words: &[u32]) -> Result<(), Fault> {
+    fn push(engine: &mut Self::Engine, name: &str, words: &[u32], _: Tables) -> Result<(), Fault> {
         match (name, words) {
             ("open", _) => engine.open(words),
             ("update-tiers", _) => engine.update_tiers(&floats(words)),
@@ -215,7 +230,7 @@ impl Playable for EvictorHook {
         }
     }
 
-    fn answer(engine: &mut Self::Engine, asked: &super::Call) -> Result<Vec<u64>, Fault> {
+    fn answer(engine: &mut Self::Engine, asked: &super::Call, _: Tables) -> Result<Vec<u64>, Fault> {
         let mut victims = Vec::new();
         engine.select_victims(asked.scalars[0], asked.scalars[1] as u32, &mut victims)?;
         Ok(victims.into_iter().map(Victim::pack).map(u64::from).collect())
@@ -223,14 +238,14 @@ impl Playable for EvictorHook {
 }
 
 impl Playable for AdmitterHook {
-    fn push(engine: &mut Self::Engine, name: &str, words: &[u32]) -> Result<(), Fault> {
+    fn push(engine: &mut Self::Engine, name: &str, words: &[u32], _: Tables) -> Result<(), Fault> {
         match name {
             "update-load" => engine.update_load(&Load::decode(&floats(words))),
             _ => push_to_any(engine, name, words),
         }
     }
 
-    fn answer(engine: &mut Self::Engine, asked: &super::Call) -> Result<Vec<u64>, Fault> {
+    fn answer(engine: &mut Self::Engine, asked: &super::Call, _: Tables) -> Result<Vec<u64>, Fault> {
         if asked.name == "admit-blocks" {
             let answers = engine.admit_blocks(asked.scalars[0] as u32, &asked.lists[0])?;
             return Ok(answers.into_iter().map(|answer| answer as u64).collect());
@@ -241,11 +256,11 @@ impl Playable for AdmitterHook {
 }
 
 impl Playable for BalancerHook {
-    fn push(engine: &mut Self::Engine, name: &str, words: &[u32]) -> Result<(), Fault> {
+    fn push(engine: &mut Self::Engine, name: &str, words: &[u32], _: Tables) -> Result<(), Fault> {
         push_to_any(engine, name, words)
     }
 
-    fn answer(engine: &mut Self::Engine, asked: &super::Call) -> Result<Vec<u64>, Fault> {
+    fn answer(engine: &mut Self::Engine, asked: &super::Call, _: Tables) -> Result<Vec<u64>, Fault> {
         let [cluster, prefill_queue, decode_step] = [0, 1, 2].map(|list: usize| floats(&asked.lists[list]));
         let thresholds =
             engine.tick(&Snapshot::decode(asked.scalars[0], &cluster, prefill_queue, decode_step))?;

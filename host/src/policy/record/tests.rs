@@ -1,4 +1,6 @@
 use super::*;
+use crate::policy::chain::Role;
+use crate::policy::slot::ChainPart;
 use crate::policy::{Engine, PolicyConfig, Source};
 use kvasir_policy::admitter::{BLOCK_WORDS, Block, Forecast, Load};
 use kvasir_policy::evictor::{Event, EventKind, Layout as Pool, NO_SLOT};
@@ -150,6 +152,22 @@ fn a_prefix_and_what_was_chosen_before_count_in_a_play() {
     let played = play(&scheduling(), "mooncake");
     assert_eq!((played.answer[0], played.scores.len()), (1, 3), "the instance with the prefix");
     assert_eq!(play(&eviction(), "lru").answer, [1, 2, 3], "0 went before");
+}
+
+/// Each part is asked by the chain, which has to find the columns for it.
+#[test]
+fn a_chain_hears_the_columns_of_a_record() {
+    let config = PolicyConfig::unhurried();
+    let engine = Engine::new(&config, None).unwrap();
+    let part =
+        |role, name: &str| ChainPart { role, source: Source::Builtin(name.into()), settings: Vec::new() };
+    let parts = vec![part(Role::Score { weight_permille: 1_000 }, "mooncake"), part(Role::Pick, "pick")];
+    let source = Source::Chain { name: "two".into(), parts };
+    let player = Player::new(&engine, &config, SlotKind::Scheduler, source, Vec::new()).unwrap();
+    let played = player.play(&scheduling(), true).unwrap();
+    let scores: Vec<f32> = played.scores.iter().copied().map(f32::from_bits).collect();
+    assert_eq!(played.answer[0], 1, "the instance with the prefix");
+    assert!(scores[1] < scores[0] && scores[1] < scores[2], "{scores:?}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 /// The most windows of a contest.
 const WINDOWS_MAX: u32 = 4;
 /// Standard deviations by which the newcomer must be worse: the first for the looks at every second, the second for the one in the end.
-const SURE: f64 = 3.0;
+pub(super) const SURE: f64 = 3.0;
 const LIKELY: f64 = 2.0;
 const HALF: Stage = Stage::Canary(Share::PerMille(500));
 
@@ -89,7 +89,12 @@ impl Contest {
 
 /// Whether the difference is more than chance makes of so few requests. The blocks of one request are found together or not at all, so that
 /// requests count, and not blocks.
-fn stands_out(breach: &Breach, newcomer: &WindowValues, before: &WindowValues, deviations: f64) -> bool {
+pub(super) fn stands_out(
+    breach: &Breach,
+    newcomer: &WindowValues,
+    before: &WindowValues,
+    deviations: f64,
+) -> bool {
     let was = breach.compared.unwrap_or(breach.value);
     let share = f64::midpoint(breach.value, was);
     let of = |window: &WindowValues| 1.0 / window.requests.max(1) as f64;

@@ -1,8 +1,8 @@
 //! The guards of a slot: they hold a newcomer against what it is compared with, and act.
 
-use super::contest::{Contest, Settled};
+use super::contest::{Contest, SURE, Settled, stands_out};
 use super::{Hook, Slot, Trial, Version};
-use crate::policy::guard::{Breach, GuardConfig, Sample, Window, judge};
+use crate::policy::guard::{Breach, GuardConfig, Sample, Window, compare, judge};
 use crate::policy::{Beside, Cause, Guard, Stage, WatchStatus};
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ pub(in crate::policy) struct Guarded {
 struct OnTrial {
     generation: u64,
     newcomer: Window,
-    /// The active policy by the same forecast; a canary is held against what the active one counts itself.
-    compared: Option<Window>,
+    /// The active policy over the same time: of a shadow by the same forecast, of a canary as it counts itself.
+    compared: Window,
 }
 
 /// The watch over a policy that came into service a short while ago.
@@ -82,9 +82,7 @@ impl Guarded {
         let Some(trial) = self.trial.as_ref().filter(|trial| trial.generation == generation) else {
             return Beside::default();
         };
-        let active = self.active.as_ref().map(|(_, window)| window);
-        let compared = trial.compared.as_ref().or(active);
-        Beside { newcomer: trial.newcomer.values(), compared: compared.map(Window::values) }
+        Beside { newcomer: trial.newcomer.values(), compared: Some(trial.compared.values()) }
     }
 
     /// Takes in what the policy in service counted. Returns the guard that it broke, if it is watched.
@@ -137,13 +135,16 @@ impl Guarded {
         &mut self,
         config: &GuardConfig,
         trial: &Trial<H>,
+        active: Sample,
         now_ms: u64,
     ) -> Option<Breach> {
         let generation = trial.version.generation;
+        let is_shadow = trial.stage == Stage::Shadow;
         if self.trial.as_ref().is_none_or(|seen| seen.generation != generation) {
-            let window = || Window::new(config.window, now_ms);
-            let compared = (trial.stage == Stage::Shadow).then(window);
-            self.trial = Some(OnTrial { generation, newcomer: window(), compared });
+            let newcomer = Window::new(config.window, now_ms);
+            let counted = if is_shadow { Sample::default() } else { active };
+            let compared = Window::since(config.window, now_ms, counted);
+            self.trial = Some(OnTrial { generation, newcomer, compared });
         }
         let seen = self.trial.as_mut()?;
         let counters = &trial.version.counters;
@@ -152,12 +153,17 @@ impl Guarded {
             Stage::Active | Stage::Canary(_) => counters.decided.values(),
         };
         seen.newcomer.push(now_ms, Sample::of(&counters.values(), decided));
-        if let Some(compared) = &mut seen.compared {
-            compared.push(now_ms, Sample::of(&Default::default(), trial.tally.active.values()));
+        let forecast = || Sample::of(&Default::default(), trial.tally.active.values());
+        seen.compared.push(now_ms, if is_shadow { forecast() } else { active });
+        let (newcomer, compared) = (&seen.newcomer, &seen.compared);
+        let alone = judge(config, newcomer, None);
+        if alone.is_some() || trial.by_guard {
+            return alone;
         }
-        let active = self.active.as_ref().map(|(_, window)| window);
-        let compared = seen.compared.as_ref().or(active).filter(|_| !trial.by_guard);
-        judge(config, &seen.newcomer, compared)
+        // A shadow is asked of the same requests; a canary may have had the worse ones, while they are few.
+        let (values, of_compared) = (newcomer.values(), compared.values());
+        let is_sure = |breach: &Breach| is_shadow || stands_out(breach, &values, &of_compared, SURE);
+        compare(config, newcomer, compared).find(is_sure)
     }
 }
 
@@ -175,7 +181,7 @@ impl<H: Hook> Slot<H> {
             let mut guarded = self.guarded.lock();
             let broken = guarded.look_at_active(config, current.generation, sample, now_ms);
             let asked = trial.as_ref().filter(|_| !self.is_paused());
-            let on_trial = asked.and_then(|trial| guarded.look_at_trial(config, trial, now_ms));
+            let on_trial = asked.and_then(|trial| guarded.look_at_trial(config, trial, sample, now_ms));
             let settled = (!self.is_paused())
                 .then(|| guarded.look_at_contest(config, trial.as_deref(), sample, now_ms))
                 .flatten();

@@ -181,9 +181,8 @@ impl<H: Hook> Slot<H> {
         version.generation = self.next_generation();
         let version = Arc::new(version);
         *self.previous.lock() = previous;
-        if swap.trip.is_some() {
-            self.last_trip.lock().clone_from(&swap.trip);
-        }
+        // What somebody brings into service by hand ends the story of what the host did before.
+        self.last_trip.lock().clone_from(&swap.trip);
         self.tripped.lock().clone_from(&swap.trip);
         if swap.is_watched() {
             self.guarded.lock().watch(version.generation);

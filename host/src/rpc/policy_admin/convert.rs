@@ -59,6 +59,7 @@ pub(super) fn policy(status: SlotStatus) -> proto::Policy {
             seconds_left,
             window: Some(beside(window)),
         }),
+        learning: Some(status.learning).filter(|learning| learning.learns).map(learning),
     }
 }
 
