@@ -25,20 +25,16 @@ pub(crate) fn edges() -> [f64; BINS + 1] {
     std::array::from_fn(start_ms)
 }
 
-/// Adds the time between two ages to the bins that it lies in.
-pub(crate) fn add_span(curve: &mut Curve, from_ms: u64, to_ms: u64, weight: f64) {
+/// The bins that the time between two ages lies in, with the time in each, ms.
+pub(crate) fn spans(from_ms: u64, to_ms: u64) -> impl Iterator<Item = (usize, f64)> {
     let to = to_ms as f64;
     let mut at = from_ms as f64;
-    for (bin, sum) in curve.iter_mut().enumerate().skip(bin_of(from_ms)) {
+    (bin_of(from_ms)..BINS).map_while(move |bin| {
         let end = if bin + 1 < BINS { start_ms(bin + 1).min(to) } else { to };
-        if end > at {
-            *sum += (end - at) * weight;
-            at = end;
-        }
-        if at >= to {
-            break;
-        }
-    }
+        let time_ms = end - at;
+        at = end;
+        (time_ms > 0.0).then_some((bin, time_ms))
+    })
 }
 
 #[cfg(test)]
@@ -53,9 +49,9 @@ mod tests {
             assert_eq!((bin_of(start - 1), bin_of(start)), (bin - 1, bin));
         }
         for (from, to) in [(0, 5), (100, 200_000), (7, 7), (9, 3), (1_000, 1 << 40)] {
-            let mut curve = [0.0; BINS];
-            add_span(&mut curve, from, to, 2.0);
-            assert_eq!(curve.iter().sum::<f64>(), 2.0 * to.saturating_sub(from) as f64, "{from} to {to}");
+            let time_ms: f64 = spans(from, to).map(|(_, time_ms)| time_ms).sum();
+            assert_eq!(time_ms, to.saturating_sub(from) as f64, "{from} to {to}");
+            assert!(spans(from, to).all(|(bin, _)| (bin_of(from)..=bin_of(to)).contains(&bin)));
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The candidates of all cells during one decision, the least worth of them at hand.
+//! The candidates of all queues during one decision, the least worth of them at hand.
 
-/// The candidate of a cell.
+/// The candidate of a queue.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Head {
     /// Infinite if the cell has none.
@@ -22,6 +22,8 @@ impl Head {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Heads {
     heads: Vec<Head>,
+    /// How many were taken up; there is room for a power of two.
+    taken: usize,
     /// Node `n` has the winner of its children `2n` and `2n + 1`; the leaves are the heads.
     winners: Vec<u16>,
 }
@@ -31,6 +33,7 @@ impl Heads {
     pub(crate) fn fill(&mut self, heads: impl Iterator<Item = Head>) {
         self.heads.clear();
         self.heads.extend(heads);
+        self.taken = self.heads.len();
         self.heads.resize(self.heads.len().next_power_of_two(), Head::NONE);
         let leaves = self.heads.len();
         self.winners.clear();
@@ -44,6 +47,17 @@ impl Heads {
         let place = usize::from(*self.winners.get(1)?);
         let head = self.heads.get(place).filter(|head| head.worth < f64::INFINITY)?;
         Some((place, head.slot))
+    }
+
+    /// Takes up one more, in the next place.
+    pub(crate) fn push(&mut self, head: Head) {
+        if self.taken < self.heads.len() {
+            self.taken += 1;
+            self.set(self.taken - 1, head);
+        } else {
+            let heads = std::mem::take(&mut self.heads);
+            self.fill(heads.into_iter().chain([head]));
+        }
     }
 
     pub(crate) fn set(&mut self, place: usize, head: Head) {
@@ -88,6 +102,9 @@ mod tests {
                 if place < plain.len() {
                     plain[place] = head;
                     heads.set(place, head);
+                } else if place < 20 {
+                    plain.push(head);
+                    heads.push(head);
                 }
                 let mut least: Option<(usize, &Head)> = None;
                 for (place, head) in plain.iter().enumerate() {
