@@ -24,8 +24,8 @@ pub(in crate::policy) struct Guarded {
 struct OnTrial {
     generation: u64,
     newcomer: Window,
-    /// The active policy over the same time: of a shadow by the same forecast, of a canary as it counts itself.
-    compared: Window,
+    /// The active policy by the same forecast; a canary is held against what the active one counts itself.
+    compared: Option<Window>,
 }
 
 /// The watch over a policy that came into service a short while ago.
@@ -82,7 +82,9 @@ impl Guarded {
         let Some(trial) = self.trial.as_ref().filter(|trial| trial.generation == generation) else {
             return Beside::default();
         };
-        Beside { newcomer: trial.newcomer.values(), compared: Some(trial.compared.values()) }
+        let active = self.active.as_ref().map(|(_, window)| window);
+        let compared = trial.compared.as_ref().or(active);
+        Beside { newcomer: trial.newcomer.values(), compared: compared.map(Window::values) }
     }
 
     /// Takes in what the policy in service counted. Returns the guard that it broke, if it is watched.
@@ -135,16 +137,13 @@ impl Guarded {
         &mut self,
         config: &GuardConfig,
         trial: &Trial<H>,
-        active: Sample,
         now_ms: u64,
     ) -> Option<Breach> {
         let generation = trial.version.generation;
-        let is_shadow = trial.stage == Stage::Shadow;
         if self.trial.as_ref().is_none_or(|seen| seen.generation != generation) {
-            let newcomer = Window::new(config.window, now_ms);
-            let counted = if is_shadow { Sample::default() } else { active };
-            let compared = Window::since(config.window, now_ms, counted);
-            self.trial = Some(OnTrial { generation, newcomer, compared });
+            let window = || Window::new(config.window, now_ms);
+            let compared = (trial.stage == Stage::Shadow).then(window);
+            self.trial = Some(OnTrial { generation, newcomer: window(), compared });
         }
         let seen = self.trial.as_mut()?;
         let counters = &trial.version.counters;
@@ -153,17 +152,20 @@ impl Guarded {
             Stage::Active | Stage::Canary(_) => counters.decided.values(),
         };
         seen.newcomer.push(now_ms, Sample::of(&counters.values(), decided));
-        let forecast = || Sample::of(&Default::default(), trial.tally.active.values());
-        seen.compared.push(now_ms, if is_shadow { forecast() } else { active });
-        let (newcomer, compared) = (&seen.newcomer, &seen.compared);
-        let alone = judge(config, newcomer, None);
-        if alone.is_some() || trial.by_guard {
-            return alone;
+        if let Some(compared) = &mut seen.compared {
+            compared.push(now_ms, Sample::of(&Default::default(), trial.tally.active.values()));
         }
-        // A shadow is asked of the same requests; a canary may have had the worse ones, while they are few.
-        let (values, of_compared) = (newcomer.values(), compared.values());
-        let is_sure = |breach: &Breach| is_shadow || stands_out(breach, &values, &of_compared, SURE);
-        compare(config, newcomer, compared).find(is_sure)
+        let active = self.active.as_ref().map(|(_, window)| window);
+        let compared = seen.compared.as_ref().or(active).filter(|_| !trial.by_guard);
+        judge(config, &seen.newcomer, None).or_else(|| {
+            let (newcomer, compared) = (&seen.newcomer, compared?);
+            // A shadow is asked of the same requests; a canary may have had the worse ones, while they are few.
+            let is_sure = |breach: &Breach| {
+                trial.stage == Stage::Shadow
+                    || stands_out(breach, &newcomer.values(), &compared.values(), SURE)
+            };
+            compare(config, newcomer, compared).find(is_sure)
+        })
     }
 }
 
@@ -181,7 +183,7 @@ impl<H: Hook> Slot<H> {
             let mut guarded = self.guarded.lock();
             let broken = guarded.look_at_active(config, current.generation, sample, now_ms);
             let asked = trial.as_ref().filter(|_| !self.is_paused());
-            let on_trial = asked.and_then(|trial| guarded.look_at_trial(config, trial, sample, now_ms));
+            let on_trial = asked.and_then(|trial| guarded.look_at_trial(config, trial, now_ms));
             let settled = (!self.is_paused())
                 .then(|| guarded.look_at_contest(config, trial.as_deref(), sample, now_ms))
                 .flatten();

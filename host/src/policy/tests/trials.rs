@@ -102,7 +102,6 @@ fn a_canary_decides_its_share_until_it_is_promoted() {
         .load_as(SlotKind::Scheduler, native("random"), Vec::new(), Stage::Canary(share))
         .expect("canary");
     assert_eq!((status.name.as_str(), status.generation), ("mooncake", 1), "what serves is as it was");
-    host.judge(0); // both are counted from here on
     for _ in 0..2 {
         for session in 1..=500 {
             let outcome = deciding.decide(session, Some(5));
@@ -235,6 +234,25 @@ fn a_shadow_agrees_with_itself_and_not_with_another() {
     }
 }
 
+/// Blocks of ten requests are a hundred, and yet of ten requests.
+#[test]
+fn a_canary_goes_for_what_chance_does_not_make() {
+    let (host, _) = host();
+    let mut deciding = Deciding::new(&host);
+    (1..=100).for_each(|session| drop(deciding.decide(session, Some(8))));
+    host.judge(SECOND);
+    host.load_as(SlotKind::Scheduler, native("random"), Vec::new(), ALL).expect("canary");
+    (1..=10).for_each(|session| drop(deciding.decide(session, Some(6))));
+    host.judge(2 * SECOND);
+    assert_eq!(trial(&host, SlotKind::Scheduler).window.newcomer.hit_rate, Some(0.6));
+    (1..=300).for_each(|session| drop(deciding.decide(session, Some(6))));
+    host.judge(3 * SECOND);
+    let status = host.status(SlotKind::Scheduler);
+    assert_eq!(status.trial, None);
+    let why = status.last_trip.expect("why");
+    assert!(why.contains("guard `hit-rate`: 60.0% of 3100 blocks hit"), "{why}");
+}
+
 /// Has a policy with the misbehaviour take over from a good one, and gives why it went.
 fn rolled_back(config: &PolicyConfig, mode: &str, decide: impl Fn(&mut Deciding) -> bool) -> (Guard, String) {
     let (host, heard) = host_with(config, None);
@@ -260,7 +278,10 @@ fn rolled_back(config: &PolicyConfig, mode: &str, decide: impl Fn(&mut Deciding)
     // What was put back is not put back again for the company it is held against.
     host.judge(4 * SECOND);
     let after = host.status(SlotKind::Scheduler);
-    assert_eq!((after.name.as_str(), after.watch), ("mooncake", None));
+    assert_eq!((after.name.as_str(), after.watch, &after.last_trip), ("mooncake", None, &status.last_trip));
+    // It is told until somebody acts.
+    host.load(SlotKind::Scheduler, native("netkv"), Vec::new()).expect("load");
+    assert_eq!(host.status(SlotKind::Scheduler).last_trip, None);
     (guard, status.last_trip.expect("why"))
 }
 
