@@ -17,7 +17,7 @@ pub use check::{Report, Row, Trial, Verdict, check};
 pub use create::create;
 pub use error::Error;
 pub use language::{DIALECTS, Dialect, LANGUAGES, Language, MissingTool};
-pub use project::{MANIFEST, Project};
+pub use project::{DEADLINE_MIN, MANIFEST, MEMORY_MIN, Project};
 
 #[cfg(test)]
 mod tests;

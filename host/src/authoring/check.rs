@@ -28,7 +28,7 @@ pub struct Trial {
     pub vectors: Vec<PathBuf>,
     /// Where its answers in these worlds are recorded, if it passes.
     pub record_to: Option<PathBuf>,
-    /// The name and the version that its project gives it.
+    /// The slot, the name and the version that its project gives it.
     pub called: Option<(SlotKind, String, String)>,
 }
 

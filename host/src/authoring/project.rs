@@ -7,9 +7,15 @@ use kvasir_dataplane::units::{Size, Span};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Name of the manifest in a project's folder.
 pub const MANIFEST: &str = "kvasir-policy.toml";
+
+/// The least memory of an instance: a page, as a host has it.
+pub const MEMORY_MIN: Size = Size(1 << 16);
+/// How often a host looks at a running call: a shorter deadline would not be kept.
+pub const DEADLINE_MIN: Duration = Duration::from_millis(1);
 
 /// A policy with its sources.
 #[derive(Debug)]
@@ -75,6 +81,13 @@ impl Project {
         if !description::is_version(&version) {
             let version = printable(&version, 64);
             return Err(bad(format!("`version` is `{version}`; a host takes such as 1.2.3 or 1.2.3-rc.1")));
+        }
+        let too_little = |key: &str, least: String| bad(format!("`{key}` must be {least} or more"));
+        if memory.is_some_and(|memory| memory < MEMORY_MIN) {
+            return Err(too_little("memory", MEMORY_MIN.to_string()));
+        }
+        if deadline.is_some_and(|deadline| deadline.0 < DEADLINE_MIN) {
+            return Err(too_little("deadline", format!("{DEADLINE_MIN:?}")));
         }
         Ok(Self {
             language: Language::find(&language).map_err(|e| bad(e.to_string()))?,

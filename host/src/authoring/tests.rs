@@ -130,6 +130,8 @@ fn a_manifest_is_read_with_care() {
         ("name", "nmae", "unknown field `nmae`"),
         ("name = \"a\"\n", "", "missing field `name`"),
         ("slot", "memory = \"x\"\nslot", "`x` is not a size"),
+        ("slot", "memory = \"10B\"\nslot", "`memory` must be 64KiB or more"),
+        ("slot", "deadline = \"1us\"\nslot", "`deadline` must be 1ms or more"),
     ] {
         let refused = read(&good.replacen(from, to, 1)).unwrap_err().to_string();
         assert!(refused.contains(reason) && refused.contains(MANIFEST), "{refused}");
@@ -277,6 +279,26 @@ fn tried(bytes: &[u8], settings: &[(&str, &str)]) -> Report {
     let config = PolicyConfig { evictor_slots: 1 << 16, hot_deadline, ..PolicyConfig::unhurried() };
     check(&file, &Trial { config, settings, seed: 1, vectors: Vec::new(), record_to: None, called: None })
         .unwrap()
+}
+
+#[test]
+fn a_manifest_that_says_another_slot_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("policy.wasm");
+    let lru = kvasir_default_policies::EVICTORS.iter().find(|policy| policy.name == "lru").unwrap();
+    fs::write(&file, lru.component).unwrap();
+    let config = PolicyConfig { evictor_slots: 1 << 16, ..PolicyConfig::unhurried() };
+    let called = |slot| Some((slot, "lru".to_owned(), "0.1.0".to_owned()));
+    let says = |slot| {
+        let (config, called) = (config.clone(), called(slot));
+        let trial =
+            Trial { config, settings: Vec::new(), seed: 1, vectors: Vec::new(), record_to: None, called };
+        let report = check(&file, &trial).unwrap();
+        report.rows.into_iter().find(|row| row.check == "says who it is").unwrap()
+    };
+    assert_eq!(says(SlotKind::Evictor).verdict, Verdict::Passed);
+    let other = says(SlotKind::Scheduler);
+    assert_eq!((other.verdict, other.came.as_str()), (Verdict::Failed, "evictor lru 0.1.0"));
 }
 
 #[test]

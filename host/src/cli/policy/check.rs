@@ -1,13 +1,12 @@
 //! `kvasir policy check`.
 
-use crate::authoring::{Error, Project, Report, Row, Trial, Verdict, check};
+use crate::authoring::{DEADLINE_MIN, Error, MEMORY_MIN, Project, Report, Row, Trial, Verdict, check};
 use crate::policy::PolicyConfig;
 use crate::text::printable;
 use clap::Args;
 use kvasir_dataplane::units::{Size, Span};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 /// Try a component as a host would use it, and worse: answers, state, time, memory. No host need run.
 #[derive(Args, Debug)]
@@ -39,11 +38,6 @@ pub(super) struct CheckArgs {
     json: bool,
 }
 
-/// The least memory that holds a page, as a host has it.
-const MEMORY_MIN: Size = Size(1 << 16);
-/// How often a host looks at a running call: a shorter deadline would not be kept.
-const DEADLINE_MIN: Duration = Duration::from_millis(1);
-
 fn memory(text: &str) -> Result<Size, String> {
     let size: Size = text.parse().map_err(|e| format!("{e}"))?;
     if size < MEMORY_MIN { Err(format!("must be {MEMORY_MIN} or more")) } else { Ok(size) }
@@ -51,7 +45,7 @@ fn memory(text: &str) -> Result<Size, String> {
 
 fn deadline(text: &str) -> Result<Span, String> {
     let span: Span = text.parse().map_err(|e| format!("{e}"))?;
-    if span.0 < DEADLINE_MIN { Err("must be 1 ms or more".to_owned()) } else { Ok(span) }
+    if span.0 < DEADLINE_MIN { Err(format!("must be {DEADLINE_MIN:?} or more")) } else { Ok(span) }
 }
 
 /// The longest text on one line of the table.
