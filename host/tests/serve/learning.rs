@@ -129,6 +129,8 @@ fn what_learned_on_trial_knows_it_when_it_is_promoted() {
     host.check(&["policy", "promote", "scheduler"], b"", 0, "counting");
     runtime.block_on(serve(&mut control, 1));
     until_known(&host, 4);
+    assert!(host.policy("scheduler")["learning"]["outcomes"].as_u64() > Some(0));
+    host.check(&["policy", "status", "scheduler"], b"", 0, "  learner   ");
     drop(control);
     assert_eq!(host.terminate(), Some(0));
 }

@@ -3,7 +3,7 @@
 /// The candidate of a queue.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Head {
-    /// Infinite if the cell has none.
+    /// Infinite if the queue has none.
     pub(crate) worth: f64,
     pub(crate) slot: u32,
     pub(crate) depth: u32,
