@@ -1,5 +1,6 @@
 //! `kvasir policy build`: a component of a project's sources.
 
+use super::project::MANIFEST;
 use super::{Error, Project, component};
 use crate::policy::inspect::{Inspection, inspect};
 use std::fs;
@@ -17,7 +18,7 @@ pub struct Built {
 /// host would load it. What the tools say goes to standard error.
 ///
 /// # Errors
-/// A tool is missing, the sources do not compile, or a host would refuse the component. `out` is as it was.
+/// A tool is missing, the sources do not compile, a host would refuse the component, or it is of another slot than the manifest says. `out` is as it was.
 pub fn build(project: &Project, out: &Path) -> Result<Built, Error> {
     let failed = |action, path: &Path| {
         let path = path.to_owned();
@@ -32,6 +33,13 @@ pub fn build(project: &Project, out: &Path) -> Result<Built, Error> {
     let ready = scratch.path().join(format!("{}.wasm", project.name));
     fs::write(&ready, &component).map_err(failed("write", &ready))?;
     let found = inspect(&project.limits(), &ready)?;
+    if found.slot != project.slot {
+        return Err(Error::OtherSlot {
+            path: project.dir.join(MANIFEST),
+            named: project.slot,
+            found: found.slot,
+        });
+    }
     let beside = out.with_extension("wasm.partial");
     fs::write(&beside, &component).map_err(failed("write", &beside))?;
     fs::rename(&beside, out).map_err(failed("write", out))?;

@@ -4,6 +4,7 @@
 //! one is told to two engines of the policy, which must give the same answers, all within the contract.
 
 mod admitter;
+mod ancestors;
 mod balancer;
 mod evictor;
 mod learning;

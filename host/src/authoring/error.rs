@@ -1,7 +1,7 @@
 //! What can go wrong between an idea and a component.
 
 use super::MissingTool;
-use crate::policy;
+use crate::policy::{self, SlotKind};
 use std::path::PathBuf;
 
 /// Why a project was not made, built or tried.
@@ -23,6 +23,10 @@ pub enum Error {
     NotBuilt { path: PathBuf },
     #[error("a component has no folder of vectors; name the file: --write-vectors=FILE")]
     NoVectors,
+    #[error(
+        "{path} names the slot {named}, and what was compiled serves {found}; correct `slot`, or the world in the sources"
+    )]
+    OtherSlot { path: PathBuf, named: SlotKind, found: SlotKind },
     #[error("{path}: {reason}")]
     Manifest { path: PathBuf, reason: String },
     #[error(
@@ -59,7 +63,11 @@ impl Error {
             Self::Name { .. }
                 | Self::Language { .. }
                 | Self::NoVectors
-                | Self::Policy(policy::Error::Chain { .. })
+                | Self::NoManifest { .. }
+                | Self::NotBuilt { .. }
+                | Self::Manifest { .. }
+                | Self::OtherSlot { .. }
+                | Self::Policy(policy::Error::Chain { .. } | policy::Error::Read { .. })
         )
     }
 }

@@ -6,8 +6,9 @@ use crate::text::{printable, printable_lines};
 use kvasir_dataplane::units::{Size, Span};
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Name of the manifest in a project's folder.
 pub const MANIFEST: &str = "kvasir-policy.toml";
@@ -16,6 +17,11 @@ pub const MANIFEST: &str = "kvasir-policy.toml";
 pub const MEMORY_MIN: Size = Size(1 << 16);
 /// How often a host looks at a running call: a shorter deadline would not be kept.
 pub const DEADLINE_MIN: Duration = Duration::from_millis(1);
+
+/// Endings of sources in all languages.
+const SOURCES: [&str; 10] = ["rs", "c", "h", "cpp", "hpp", "go", "zig", "js", "ts", "py"];
+/// Folders that hold no sources of a policy.
+const NOT_SOURCES: [&str; 5] = ["sdk", "target", "node_modules", "__pycache__", "vectors"];
 
 /// A policy with its sources.
 #[derive(Debug)]
@@ -107,6 +113,12 @@ impl Project {
         self.dir.join(format!("{}.wasm", self.name))
     }
 
+    /// A source that was changed after the component was made, as far as file times tell.
+    pub fn source_changed(&self) -> Option<PathBuf> {
+        let built = modified(&self.component())?;
+        newer_source(&self.dir, built)
+    }
+
     /// Where its answers are recorded unless it is said otherwise, in the worlds of that seed.
     pub fn vectors_of(&self, seed: u64) -> PathBuf {
         self.dir.join("vectors").join(format!("seed-{seed}.jsonl"))
@@ -154,6 +166,29 @@ impl Project {
         let hot_deadline = self.deadline.map_or(defaults.hot_deadline, |span| span.0);
         PolicyConfig { memory_bytes, hot_deadline, ..defaults }
     }
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok()
+}
+
+/// In `folder` or below, but for what others wrote: tools, the SDK and tests.
+fn newer_source(folder: &Path, built: SystemTime) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(folder).ok()?.filter_map(Result::ok);
+    entries.filter(|entry| !entry.file_name().to_string_lossy().starts_with('.')).find_map(|entry| {
+        let (path, name) = (entry.path(), entry.file_name());
+        let (stem, ending) = (path.file_stem()?.to_string_lossy(), path.extension().and_then(OsStr::to_str));
+        if entry.file_type().ok()?.is_dir() {
+            return if NOT_SOURCES.iter().any(|other| name == *other) {
+                None
+            } else {
+                newer_source(&path, built)
+            };
+        }
+        let is_source = ending.is_some_and(|ending| SOURCES.contains(&ending));
+        let is_test = stem.starts_with("test") || stem.ends_with("test");
+        (is_source && !is_test && modified(&path)? > built).then_some(path)
+    })
 }
 
 /// A value as an operator would write it behind `--setting NAME=`.

@@ -182,9 +182,42 @@ fn what_is_compiled_is_looked_at() {
     let (built, dir) = build_by(COPY, &[("made.wasm", guest("scheduler"))]);
     let built = built.unwrap();
     assert_eq!((built.found.slot, built.found.description.name.as_str()), (SlotKind::Scheduler, "bad"));
-    let written = fs::read(dir.path().join("with a space/bad.wasm")).unwrap();
+    let at = dir.path().join("with a space");
+    let written = fs::read(at.join("bad.wasm")).unwrap();
     assert!(written.len() <= guest("scheduler").len());
     assert!(kvasir_tests::component_names(&written).unwrap().0.iter().all(|import| import == error::LOG));
+}
+
+#[test]
+fn a_component_of_another_slot_than_the_manifest_says_is_not_written() {
+    let (built, dir) = build_by("cp made.wasm \"$2\"", &[("made.wasm", guest("evictor"))]);
+    let error = built.map(|_| ()).unwrap_err();
+    assert!(error.is_usage() && error.to_string().contains("names the slot scheduler"), "{error}");
+    assert!(!dir.path().join("with a space/bad.wasm").exists());
+}
+
+#[test]
+fn a_source_that_changed_after_the_component_was_made_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().join("lru");
+    let project = create((Language::find("rust").unwrap(), None), SlotKind::Evictor, "lru", &at).unwrap();
+    assert_eq!(project.source_changed(), None, "nothing was made");
+    fs::write(project.component(), "").unwrap();
+    let built = fs::metadata(project.component()).unwrap().modified().unwrap();
+    let touch = |path: &str, seconds: u64| {
+        let path = at.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let file = fs::File::create(&path).unwrap();
+        file.set_modified(built + std::time::Duration::from_secs(seconds)).unwrap();
+        path
+    };
+    for others in ["target/lru.rs", "sdk/rust/lib.rs", ".git/x.rs", "src/test.rs", "README.md"] {
+        touch(others, 1);
+    }
+    let source = touch("src/deep/er.rs", 0);
+    assert_eq!(project.source_changed(), None);
+    touch("src/deep/er.rs", 1);
+    assert_eq!(project.source_changed(), Some(source));
 }
 
 #[test]
@@ -335,6 +368,7 @@ fn every_fault_fails_its_check() {
     fails("careless", "grow", "answers", "trapped: forcing trap when growing memory");
     fails("careless", "no such mode", "settings", "`no such mode` is none of");
     fails("scheduler", "", "answers", "`explain` invalid answer");
+    fails("evictor", "", "ancestors", "left a block behind them that no prompt can reach");
     fails("evictor", "free", "answers", "is a free slot");
     fails("evictor", "out-of-range", "answers", "is outside the pool");
     fails("evictor", "repeat", "answers", "was chosen before");

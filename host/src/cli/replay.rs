@@ -196,6 +196,7 @@ impl ReplayArgs {
     /// The trace cannot be read; mode cache: the evictor is unknown or failed, or the capacity is out of range; mode
     /// store: the host cannot be reached, went away, or returned bytes other than those it was given.
     pub fn run(self) -> Result<()> {
+        self.check_page()?;
         match self.mode {
             Mode::Cache => {
                 let table = self.cache()?;
@@ -223,6 +224,15 @@ impl ReplayArgs {
             println!("{}", serde_json::to_string(report)?);
         } else {
             print!("{}", table(report));
+        }
+        Ok(())
+    }
+
+    /// Before the work, not behind it.
+    fn check_page(&self) -> Result<()> {
+        let folder = self.report.as_deref().and_then(Path::parent).filter(|dir| !dir.as_os_str().is_empty());
+        if let Some(missing) = folder.filter(|folder| !folder.is_dir()) {
+            bail!("--report: there is no folder {}; make it first", missing.display());
         }
         Ok(())
     }

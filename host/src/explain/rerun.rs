@@ -61,9 +61,9 @@ pub enum RerunError {
     Recording(#[from] record::Error),
     #[error(transparent)]
     Policy(#[from] PlayError),
-    #[error("the recording holds no record of a {slot} with id {id}")]
+    #[error("the recording holds no record of the slot {slot} with id {id}")]
     NoSuchRecord { slot: SlotKind, id: u64 },
-    #[error("the recording holds no record of a {slot}")]
+    #[error("the recording holds no record of the slot {slot}")]
     NoRecord { slot: SlotKind },
 }
 

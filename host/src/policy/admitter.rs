@@ -63,19 +63,23 @@ component_control!(admitter::Admitter);
 
 impl AdmitterEngine for Guest<Component> {
     fn update_load(&mut self, load: &Load) -> Result<(), Fault> {
-        self.hot(|b, store| b.kvasir_policy_admission().call_update_load(store, &load.encode()))
+        self.hot("update-load", |b, store| {
+            b.kvasir_policy_admission().call_update_load(store, &load.encode())
+        })
     }
 
     fn admit_request(&mut self, request: &[u32], forecast: &Forecast) -> Result<Verdict, Fault> {
         let forecast = forecast.encode();
-        let bits =
-            self.hot(|b, store| b.kvasir_policy_admission().call_admit_request(store, request, &forecast))?;
+        let bits = self.hot("admit-request", |b, store| {
+            b.kvasir_policy_admission().call_admit_request(store, request, &forecast)
+        })?;
         verdict(bits)
     }
 
     fn admit_blocks(&mut self, tier: u32, words: &[u32]) -> Result<Vec<Store>, Fault> {
-        let answers =
-            self.hot(|b, store| b.kvasir_policy_admission().call_admit_blocks(store, tier, STRIDE, words))?;
+        let answers = self.hot("admit-blocks", |b, store| {
+            b.kvasir_policy_admission().call_admit_blocks(store, tier, STRIDE, words)
+        })?;
         stored(&answers, words.len() / BLOCK_WORDS)
     }
 }

@@ -36,7 +36,7 @@ component_control!(balancer::Balancer);
 impl BalancerEngine for Guest<Component> {
     fn tick(&mut self, state: &Snapshot) -> Result<Vec<f32>, Fault> {
         let Snapshot { now_ms, prefill_queue_ms, decode_step_ms, .. } = state;
-        self.cold(|b, store| {
+        self.cold("tick", |b, store| {
             let balancing = b.kvasir_policy_balancing();
             balancing.call_tick(store, *now_ms, &state.cluster(), prefill_queue_ms, decode_step_ms)
         })

@@ -7,7 +7,7 @@ macro_rules! component_control {
             for $crate::policy::guest::Guest<$crate::policy::bindings::$world::$bindings>
         {
             fn describe(&mut self) -> Result<kvasir_policy::Description, $crate::policy::Fault> {
-                let d = self.cold(|b, store| b.kvasir_policy_control().call_describe(store))?;
+                let d = self.cold("describe", |b, store| b.kvasir_policy_control().call_describe(store))?;
                 let setting =
                     |s: $crate::policy::bindings::$world::exports::kvasir::policy::control::Setting| {
                         kvasir_policy::Setting { name: s.name, default: s.default, doc: s.doc }
@@ -24,19 +24,25 @@ macro_rules! component_control {
                 &mut self,
                 settings: &[(String, String)],
             ) -> Result<Result<(), String>, $crate::policy::Fault> {
-                self.cold(|b, store| b.kvasir_policy_control().call_configure(store, settings))
+                self.cold("configure", |b, store| b.kvasir_policy_control().call_configure(store, settings))
             }
 
             fn export_state(&mut self) -> Result<Vec<u8>, $crate::policy::Fault> {
-                self.cold(|b, store| b.kvasir_policy_control().call_export_state(store))
+                self.cold("export-state", |b, store| b.kvasir_policy_control().call_export_state(store))
             }
 
             fn import_state(&mut self, state: &[u8]) -> Result<Result<(), String>, $crate::policy::Fault> {
-                self.cold(|b, store| b.kvasir_policy_control().call_import_state(store, state))
+                self.cold("import-state", |b, store| {
+                    b.kvasir_policy_control().call_import_state(store, state)
+                })
             }
 
             fn adopt(&mut self, knowledge: &[u8]) -> Result<(), $crate::policy::Fault> {
                 self.take_up(knowledge)
+            }
+
+            fn called(&self) -> &'static str {
+                self.called()
             }
         }
     };

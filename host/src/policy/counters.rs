@@ -22,6 +22,8 @@ pub struct Counters {
     deadline_misses: AtomicU64,
     invalid_answers: AtomicU64,
     fallbacks: AtomicU64,
+    /// Of all kinds.
+    faults: AtomicU64,
     /// What came of its decisions.
     pub decided: Decided,
 }
@@ -141,14 +143,16 @@ impl Counters {
         self.times.measure(f)
     }
 
-    pub fn fault(&self, fault: &Fault) {
+    /// Returns which fault of this version it is, from 1; 0 if it is none of the policy's.
+    pub fn fault(&self, fault: &Fault) -> u64 {
         let counter = match fault {
             Fault::Trap(_) => &self.traps,
             Fault::Deadline(_) | Fault::Starved(_) => &self.deadline_misses,
             Fault::Invalid(_) => &self.invalid_answers,
-            Fault::NotReady | Fault::Overtaken | Fault::Overruled => return,
+            Fault::NotReady | Fault::Overtaken | Fault::Overruled => return 0,
         };
         counter.fetch_add(1, Relaxed);
+        self.faults.fetch_add(1, Relaxed) + 1
     }
 
     pub fn fallback(&self) {
@@ -235,19 +239,20 @@ impl Breaker {
         Self { faults: faults.max(1) as usize, window, recent: Mutex::default() }
     }
 
-    /// Records a fault. Returns true if this one trips the breaker.
-    pub(super) fn fault(&self, now: Instant) -> bool {
+    /// Records a fault. Returns how many there were in which time if this one trips the breaker.
+    pub(super) fn fault(&self, now: Instant) -> Option<String> {
         let (recent, tripped) = &mut *self.recent.lock();
         while recent.front().is_some_and(|&at| now.duration_since(at) > self.window) {
             recent.pop_front();
         }
         recent.push_back(now);
         if *tripped || recent.len() < self.faults {
-            return false;
+            return None;
         }
         *tripped = true;
+        let (faults, within) = (recent.len(), self.window.as_secs());
         recent.clear();
-        true
+        Some(format!("{faults} {} within {within} s", if faults == 1 { "fault" } else { "faults" }))
     }
 }
 
@@ -260,8 +265,8 @@ mod tests {
         let breaker = Breaker::new(3, Duration::from_secs(10));
         let start = Instant::now();
         let at = |s| breaker.fault(start + Duration::from_secs(s));
-        let trips: Vec<_> = [0, 6, 12, 13, 14].map(at).into();
-        assert_eq!(trips, [false, false, false, true, false]);
+        assert_eq!([0, 6, 12].map(at), [None, None, None]);
+        assert_eq!([13, 14].map(at), [Some("3 faults within 10 s".to_owned()), None]);
     }
 
     #[test]

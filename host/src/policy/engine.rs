@@ -249,7 +249,7 @@ fn check_header(name: &str, bytes: &[u8]) -> Result<(), Error> {
     let reason = match bytes {
         [0, b'a', b's', b'm', _, _, 1, 0, ..] => return Ok(()),
         [0, b'a', b's', b'm', 1, 0, 0, 0, ..] => {
-            "it is a core module; wrap it with wit-component (`cargo xtask policies` does)"
+            "it is a core module; `kvasir policy build` makes a component of a project, `wasm-tools component new` of any module"
         }
         [0, b'a', b's', b'm', ..] if bytes.len() < 8 => "the file is cut off",
         [] => "the file is empty",

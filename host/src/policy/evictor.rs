@@ -79,21 +79,23 @@ component_control!(evictor::Evictor);
 impl EvictorEngine for Guest<Component> {
     fn open(&mut self, layout: &[u32]) -> Result<(), Fault> {
         // Allocates and clears a table per slot: more than a hot call's worth of work.
-        self.cold(|b, store| b.kvasir_policy_eviction().call_open(store, layout))
+        self.cold("open", |b, store| b.kvasir_policy_eviction().call_open(store, layout))
     }
 
     fn update_tiers(&mut self, rows: &[f32]) -> Result<(), Fault> {
-        self.hot(|b, store| b.kvasir_policy_eviction().call_update_tiers(store, rows))
+        self.hot("update-tiers", |b, store| b.kvasir_policy_eviction().call_update_tiers(store, rows))
     }
 
     fn on_events(&mut self, base_ms: u64, words: &[u32]) -> Result<(), Fault> {
         let extra = Duration::from_micros((words.len() / EVENT) as u64);
-        self.hot_plus(extra, |b, store| b.kvasir_policy_eviction().call_on_events(store, base_ms, words))
+        self.hot_plus("on-events", extra, |b, store| {
+            b.kvasir_policy_eviction().call_on_events(store, base_ms, words)
+        })
     }
 
     fn select_victims(&mut self, now_ms: u64, want: u32, victims: &mut Vec<Victim>) -> Result<(), Fault> {
         let extra = Duration::from_micros(u64::from(want));
-        let words = self.hot_plus(extra, |b, store| {
+        let words = self.hot_plus("select-victims", extra, |b, store| {
             b.kvasir_policy_eviction().call_select_victims(store, now_ms, want)
         })?;
         if words.len() > want as usize {

@@ -127,6 +127,8 @@ pub(super) struct Guest<B> {
     learning: Option<Learner>,
     limits: Limits,
     dead: bool,
+    /// The function of the contract that was called last.
+    called: &'static str,
     _ticker: Arc<Ticker>,
 }
 
@@ -165,7 +167,8 @@ impl<B> Guest<B> {
         let learning =
             module.learns.then(|| Learner::new(&mut store, &instance)).transpose().map_err(failed)?;
         let limits = limits.clone();
-        Ok(Self { store, bindings, learning, limits, dead: false, _ticker: Arc::clone(&module.ticker) })
+        let (called, ticker) = ("", Arc::clone(&module.ticker));
+        Ok(Self { store, bindings, learning, limits, dead: false, called, _ticker: ticker })
     }
 
     /// Calls `adopt`, if the policy learns.
@@ -174,20 +177,26 @@ impl<B> Guest<B> {
     /// As [`Guest::hot`].
     pub(super) fn take_up(&mut self, knowledge: &[u8]) -> Result<(), Fault> {
         let Some(learning) = self.learning.take() else { return Ok(()) };
-        let adopted = self.cold(|_, store| learning.kvasir_policy_learning().call_adopt(store, knowledge));
+        let adopted =
+            self.cold("adopt", |_, store| learning.kvasir_policy_learning().call_adopt(store, knowledge));
         self.learning = Some(learning);
         adopted
     }
 
-    /// Calls a hot function.
+    pub(super) fn called(&self) -> &'static str {
+        self.called
+    }
+
+    /// Calls the hot function `name` of the contract.
     ///
     /// # Errors
     /// A trap or a missed deadline, after which the guest only answers [`Fault::NotReady`].
     pub(super) fn hot<R>(
         &mut self,
+        name: &'static str,
         f: impl FnOnce(&B, &mut Store<State>) -> wasmtime::Result<R>,
     ) -> Result<R, Fault> {
-        self.call(self.limits.hot, f)
+        self.call(name, self.limits.hot, f)
     }
 
     /// Calls a cold function, or a hot one that was given `extra` work.
@@ -196,9 +205,10 @@ impl<B> Guest<B> {
     /// As [`Guest::hot`].
     pub(super) fn cold<R>(
         &mut self,
+        name: &'static str,
         f: impl FnOnce(&B, &mut Store<State>) -> wasmtime::Result<R>,
     ) -> Result<R, Fault> {
-        self.call(self.limits.cold, f)
+        self.call(name, self.limits.cold, f)
     }
 
     /// Calls a hot function whose deadline grows with its input.
@@ -207,20 +217,23 @@ impl<B> Guest<B> {
     /// As [`Guest::hot`].
     pub(super) fn hot_plus<R>(
         &mut self,
+        name: &'static str,
         extra: Duration,
         f: impl FnOnce(&B, &mut Store<State>) -> wasmtime::Result<R>,
     ) -> Result<R, Fault> {
-        self.call(self.limits.hot + extra, f)
+        self.call(name, self.limits.hot + extra, f)
     }
 
     fn call<R>(
         &mut self,
+        name: &'static str,
         budget: Duration,
         f: impl FnOnce(&B, &mut Store<State>) -> wasmtime::Result<R>,
     ) -> Result<R, Fault> {
         if self.dead {
             return Err(Fault::NotReady);
         }
+        self.called = name;
         let starved = self.limits.starved(budget);
         let state = self.store.data_mut();
         (state.budget, state.starved) = (budget, starved);

@@ -18,6 +18,8 @@ use std::collections::BTreeMap;
 pub const SILENT_MS: u64 = 60_000;
 /// A host that waits for its turn is passed over when it was not heard of for this long.
 pub const AWAY_MS: u64 = 15_000;
+/// For so long after its start no host is told: hosts ask once a second, and the first that asks need not have the first name.
+pub const GATHER_MS: u64 = 3_000;
 /// Hosts of one rollout.
 pub const HOSTS_MAX: usize = 4_096;
 
@@ -170,11 +172,12 @@ impl Rollout {
 
     /// One host at a time, in the order of their names.
     fn is_next(&self, host: &str, now_ms: u64) -> bool {
+        let gathered = now_ms >= self.since_ms.saturating_add(GATHER_MS);
         let busy = self.hosts.values().any(|place| matches!(place.step, Step::Told | Step::Watched));
         let rested = self.settled_ms.is_none_or(|at| now_ms >= at.saturating_add(self.pause_ms));
         let waits = |place: &Place| place.step == Step::Waiting && now_ms <= place.heard_ms + AWAY_MS;
         let first = self.hosts.iter().find(|(_, place)| waits(place));
-        !busy && rested && first.is_some_and(|(name, _)| name == host)
+        gathered && !busy && rested && first.is_some_and(|(name, _)| name == host)
     }
 
     fn set(&mut self, host: &str, step: Step) {

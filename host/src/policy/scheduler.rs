@@ -115,39 +115,40 @@ component_control!(scheduler::Scheduler);
 
 impl SchedulerEngine for Guest<Component> {
     fn open(&mut self, layout: &[u32]) -> Result<(), Fault> {
-        self.cold(|b, store| b.kvasir_policy_scheduling().call_open(store, layout))
+        self.cold("open", |b, store| b.kvasir_policy_scheduling().call_open(store, layout))
     }
 
     fn update_prefill(&mut self, rows: &[f32]) -> Result<(), Fault> {
-        self.hot(|b, store| b.kvasir_policy_scheduling().call_update_prefill(store, rows))
+        self.hot("update-prefill", |b, store| b.kvasir_policy_scheduling().call_update_prefill(store, rows))
     }
 
     fn update_decode(&mut self, rows: &[f32]) -> Result<(), Fault> {
-        self.hot(|b, store| b.kvasir_policy_scheduling().call_update_decode(store, rows))
+        self.hot("update-decode", |b, store| b.kvasir_policy_scheduling().call_update_decode(store, rows))
     }
 
     fn update_links(&mut self, rows: &[f32]) -> Result<(), Fault> {
-        self.hot(|b, store| b.kvasir_policy_scheduling().call_update_links(store, rows))
+        self.hot("update-links", |b, store| b.kvasir_policy_scheduling().call_update_links(store, rows))
     }
 
     fn set_thresholds(&mut self, values: &[f32]) -> Result<(), Fault> {
-        self.hot(|b, store| b.kvasir_policy_scheduling().call_set_thresholds(store, values))
+        self.hot("set-thresholds", |b, store| b.kvasir_policy_scheduling().call_set_thresholds(store, values))
     }
 
     fn schedule(&mut self, question: &Question) -> Result<Decision, Fault> {
         let (now, words) = (question.now(), question.words());
-        let answer = self.hot(|b, store| b.kvasir_policy_scheduling().call_schedule(store, now, words));
+        let answer =
+            self.hot("schedule", |b, store| b.kvasir_policy_scheduling().call_schedule(store, now, words));
         answer.map(|answer| Answer::from(answer).into())
     }
 
     fn explain(&mut self, question: &Question) -> Result<Vec<f32>, Fault> {
         let (now, words) = (question.now(), question.words());
-        self.cold(|b, store| b.kvasir_policy_scheduling().call_explain(store, now, words))
+        self.cold("explain", |b, store| b.kvasir_policy_scheduling().call_explain(store, now, words))
     }
 
     fn score(&mut self, question: &Question) -> Result<Vec<f32>, Fault> {
         let (now, words) = (question.now(), question.words());
-        self.hot(|b, store| b.kvasir_policy_scheduling().call_explain(store, now, words))
+        self.hot("explain", |b, store| b.kvasir_policy_scheduling().call_explain(store, now, words))
     }
 }
 

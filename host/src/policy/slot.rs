@@ -120,6 +120,11 @@ pub trait Policy: Send {
     fn adopt(&mut self, _knowledge: &[u8]) -> Result<(), Fault> {
         Ok(())
     }
+
+    /// The function of the contract that was called last. Empty where there is no component, or more than one.
+    fn called(&self) -> &'static str {
+        ""
+    }
 }
 
 /// The slot itself; shared by workers, the loader and the builder thread.

@@ -191,8 +191,8 @@ fn rollout(slot: SlotKind, rollout: Rollout) -> proto::Rollout {
 fn refused(error: Error) -> Status {
     let text = error.to_string();
     match error {
-        Error::None(_) | Error::Gone { .. } => Status::not_found(text),
-        Error::Stopped { .. } => Status::failed_precondition(text),
+        Error::Gone { .. } => Status::not_found(text),
+        Error::None(_) | Error::Stopped { .. } => Status::failed_precondition(text),
         Error::TooManyHosts(_) => Status::resource_exhausted(text),
         Error::State { .. } => Status::internal(text),
     }

@@ -1,10 +1,11 @@
 //! Pools that evictors are tried in.
 
-use super::Trial;
 use super::panel::{Failure, Panel};
 use super::trials::World;
+use super::{Row, Trial, ancestors};
 use crate::policy::evictor::EvictorHook;
 use crate::policy::record::{Call, Push, bits};
+use crate::policy::slot::Prepared;
 use kvasir_policy::evictor::{Event, EventKind, Layout, NO_SLOT, TierRow, VICTIMS_MAX, Victim};
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
@@ -83,6 +84,10 @@ impl World for Pool {
 
     fn steps(&self) -> usize {
         if self.kind == LARGEST { 20 } else { 200 }
+    }
+
+    fn own(prepared: &Prepared<EvictorHook>, trial: &Trial) -> Option<Row> {
+        Some(ancestors::row(prepared, trial))
     }
 
     fn told(&self) -> Vec<Push> {

@@ -27,6 +27,11 @@ pub(super) trait World: Sized {
         200
     }
 
+    /// What is tried with policies of this slot alone.
+    fn own(_prepared: &Prepared<Self::Hook>, _trial: &Trial) -> Option<Row> {
+        None
+    }
+
     /// What there is, for an engine that knows nothing, as a recording has it.
     fn told(&self) -> Vec<Push>;
 
@@ -53,7 +58,7 @@ const STATE_BYTES_MAX: usize = 16 << 20;
 pub(super) fn rows<W: World>(policy: &Policy<'_>, description: &Description) -> Result<Vec<Row>, Error> {
     let Policy { engine, trial, source } = policy;
     let prepared = Prepared::<W::Hook>::new(engine, &trial.config, source.clone(), trial.settings.clone())?;
-    let mut rows = vec![unknown_setting(&prepared), defaults(&prepared, &description.settings)];
+    let mut rows = Vec::new();
     if !trial.settings.is_empty() {
         let given: Vec<_> = trial.settings.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let taken = prepared.engine().map(|_| "accepted".to_owned()).map_err(|error| error.to_string());
@@ -63,10 +68,12 @@ pub(super) fn rows<W: World>(policy: &Policy<'_>, description: &Description) -> 
             return Ok(rows);
         }
     }
+    rows.extend([unknown_setting(&prepared), defaults(&prepared, &description.settings)]);
     let mut measured = Measured::default();
     for kind in 0..W::KINDS.len() {
         rows.push(answers::<W>(&prepared, trial, kind, &mut measured));
     }
+    rows.extend(W::own(&prepared, trial));
     rows.push(state::<W>(&prepared, trial));
     rows.push(foreign_state(&prepared, trial));
     rows.extend(learning::rows::<W>(&prepared, trial, &mut measured.times));

@@ -71,6 +71,12 @@ impl CheckArgs {
             if !path.exists() {
                 return Err(Error::NotBuilt { path });
             }
+            if let Some(source) = project.source_changed() {
+                let (path, source) = (path.display(), source.display());
+                eprintln!(
+                    "kvasir: {source} was changed after {path} was made; `kvasir policy build` makes it anew"
+                );
+            }
             own_file = Some(project.vectors_of(self.seed));
             (path, project.trial()?)
         } else {

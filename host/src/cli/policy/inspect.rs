@@ -2,12 +2,14 @@
 
 use super::registry::{Place, RegistryFlags};
 use super::trust::TrustFlags;
-use crate::policy::PolicyConfig;
 use crate::policy::inspect::{CONTRACT, Inspection, inspect, inspect_component};
 use crate::policy::trust::{Claim, Signature, TrustedKey, TrustedKeys, read_beside};
+use crate::policy::{PolicyConfig, SlotKind};
+use crate::replay::contender::builtins;
 use crate::text::printable;
 use clap::Args;
 use serde_json::{Value, json};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Tell what a component is to a host: slot, settings, digest, signatures, WIT, load time.
@@ -16,7 +18,7 @@ use std::process::ExitCode;
 /// file.
 #[derive(Args, Debug)]
 pub(super) struct InspectArgs {
-    /// File of a component, or `oci://REGISTRY/REPOSITORY:TAG`.
+    /// Name of a default policy, file of a component, or `oci://REGISTRY/REPOSITORY:TAG`.
     policy: Place,
     #[command(flatten)]
     registry: RegistryFlags,
@@ -29,6 +31,9 @@ impl InspectArgs {
         let Self { policy, registry, trust } = self;
         let config = PolicyConfig::default();
         let (found, signatures) = match &policy {
+            Place::File(path) if let Some((name, component)) = built_in(path) => {
+                (inspect_component(&config, name, component)?, Vec::new())
+            }
             Place::File(path) => (inspect(&config, path)?, read_beside(path)?),
             Place::Registry(reference) => {
                 let package = registry.open()?.pull(reference)?;
@@ -45,6 +50,12 @@ impl InspectArgs {
         }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// The default policy of that name, unless a file has it.
+fn built_in(path: &Path) -> Option<(&'static str, &'static [u8])> {
+    let known = SlotKind::ALL.into_iter().flat_map(builtins);
+    known.filter(|_| !path.exists()).find(|(name, _)| path.as_os_str() == *name)
 }
 
 /// A signature beside the component, and what is known of it.

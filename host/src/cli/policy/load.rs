@@ -76,6 +76,12 @@ fn policy_source(source: String, registry: RegistryFlags) -> anyhow::Result<Poli
         return Ok(source_of(package.about.name, package.component, &package.signatures));
     }
     if !Source::is_path(&source) {
+        let file = format!("{source}.wasm");
+        if Path::new(&file).exists() {
+            eprintln!(
+                "kvasir: `{source}` is looked up among the built-in ones; for the file here write ./{file}"
+            );
+        }
         return Ok(PolicySource::Builtin(source));
     }
     if chain::is_chain(Path::new(&source)) {

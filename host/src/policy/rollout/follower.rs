@@ -106,7 +106,9 @@ impl Follower {
             _ if policies.serves(slot, target) => Said::Settled,
             Tried::Not => Said::Other,
             Tried::Done => Said::Failed(
-                status.last_trip.unwrap_or_else(|| format!("`{}` was loaded there", status.name)),
+                status
+                    .last_trip
+                    .unwrap_or_else(|| format!("`{}` was brought into service there by hand", status.name)),
             ),
         };
         Some(Report { slot, id: *id, said })

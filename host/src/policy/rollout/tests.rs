@@ -52,12 +52,12 @@ impl Host {
     }
 }
 
-/// Polls all every second, and gives how many served the target at the end of each second.
+/// Polls all every second from when the first may be told, and gives how many served the target at the end of each second.
 fn run(rollout: &mut Rollout, hosts: &mut [Host], seconds: std::ops::Range<u64>) -> Vec<usize> {
     let mut serving = Vec::new();
     for second in seconds {
         for host in &mut *hosts {
-            host.poll(rollout, second * SECOND);
+            host.poll(rollout, GATHER_MS + second * SECOND);
         }
         serving.push(hosts.iter().filter(|host| host.since.is_some()).count());
     }
@@ -73,9 +73,21 @@ fn goes_host_by_host_with_a_pause() {
     let (mut rollout, mut hosts) = (rollout(), [host("a"), host("b"), host("c")]);
     let serving = run(&mut rollout, &mut hosts, 0..60);
     assert!(serving.is_sorted() && rollout.is_done());
-    let since: Vec<_> = hosts.iter().map(|host| host.since.unwrap() / SECOND).collect();
+    let since: Vec<_> = hosts.iter().map(|host| (host.since.unwrap() - GATHER_MS) / SECOND).collect();
     // `a` is told at once, watched for 5 s; then the pause of 10 s.
     assert_eq!(since, [0, 15, 30]);
+}
+
+#[test]
+fn the_first_name_is_told_first_though_it_asks_last() {
+    let (mut rollout, mut hosts) = (rollout(), [host("c"), host("b"), host("a")]);
+    for now in (0..GATHER_MS).step_by(SECOND as usize) {
+        hosts.iter_mut().for_each(|host| host.poll(&mut rollout, now));
+    }
+    assert!(hosts.iter().all(|host| host.since.is_none()));
+    run(&mut rollout, &mut hosts, 0..60);
+    let since: Vec<_> = hosts.iter().map(|host| (host.since.unwrap() - GATHER_MS) / SECOND).collect();
+    assert_eq!(since, [30, 15, 0]);
 }
 
 #[test]

@@ -209,7 +209,7 @@ impl<H: Hook> Worker<H> {
 
     /// An engine that was found failed before it was installed: counted, and the next is not asked for at once.
     pub fn failed_to_follow(&mut self, version: &Arc<Version<H>>, fault: &Fault) {
-        self.slot.record(version, fault);
+        self.slot.record(version, "", fault);
         self.retry.failed(Instant::now());
     }
 
@@ -272,7 +272,8 @@ impl<H: Hook> Worker<H> {
 
     /// Records a call that gave no usable answer.
     pub fn record(&mut self, fault: &Fault) {
-        self.slot.record(&self.version, fault);
+        let called = self.engine.as_ref().map_or("", |engine| engine.called());
+        self.slot.record(&self.version, called, fault);
     }
 
     fn failed(&mut self, fault: Fault) -> Fault {
@@ -281,10 +282,10 @@ impl<H: Hook> Worker<H> {
             Fault::NotReady => Fault::Trap("its instance is gone".to_owned()),
             fault => fault,
         };
+        self.record(&fault);
         if matches!(fault, Fault::Trap(_) | Fault::Deadline(_) | Fault::Starved(_)) {
             self.drop_engine();
         }
-        self.record(&fault);
         fault
     }
 }
@@ -298,12 +299,20 @@ impl<H: Hook> Drop for Worker<H> {
 }
 
 impl<H: Hook> Slot<H> {
-    /// Counts a fault; the version's breaker decides whether the policy goes out of service.
-    fn record(self: &Arc<Self>, version: &Version<H>, fault: &Fault) {
-        version.counters.fault(fault);
-        if version.breaker.fault(Instant::now()) {
-            let (slot, generation, fault) = (self.clone(), version.generation, fault.clone());
-            self.builder.submit(move || slot.take_out(generation, Cause::Breaker, &fault.to_string()));
+    /// Counts a fault of the function `called`, and logs it; the version's breaker decides whether the policy goes out of
+    /// service.
+    fn record(self: &Arc<Self>, version: &Version<H>, called: &str, fault: &Fault) {
+        let faults = version.counters.fault(fault);
+        let fault = if called.is_empty() { fault.to_string() } else { format!("`{called}` {fault}") };
+        // The 1st, 2nd, 4th, 8th and so on: one that fails at every call does not push out what else was logged.
+        if faults.is_power_of_two() {
+            let name = &version.description.name;
+            self.log.add_host(2, &format!("`{name}`: {fault}; fault {faults} of it"));
+        }
+        if let Some(within) = version.breaker.fault(Instant::now()) {
+            let (slot, generation) = (self.clone(), version.generation);
+            let why = format!("{within}, the last one: {fault}");
+            self.builder.submit(move || slot.take_out(generation, Cause::Breaker, &why));
         }
     }
 
@@ -371,7 +380,7 @@ impl<H: Hook> Slot<H> {
             Ok(state) if state.len() <= MAX_STATE_BYTES => return Some(state),
             Ok(state) => format!("{} bytes are over {MAX_STATE_BYTES}", state.len()),
             Err(fault) => {
-                self.record(from, &fault);
+                self.record(from, "export-state", &fault);
                 fault.to_string()
             }
         };
@@ -390,7 +399,7 @@ impl<H: Hook> Slot<H> {
             Ok(Err(StateRefused::Politely(reason))) => reason, // the log cuts it
             Ok(Err(StateRefused::ByFault(fault))) => {
                 version.refuses_state.store(true, Ordering::Relaxed);
-                self.record(version, &fault);
+                self.record(version, "import-state", &fault);
                 format!("import-state {fault}")
             }
             Err(e) => e.to_string(),
@@ -622,6 +631,11 @@ mod tests {
         }
         let counters = slot.current().counters.values();
         assert_eq!((counters.traps, slot.current().generation), (SPARES_MAX as u64 + 25, 1));
+        let lines: Vec<_> = slot.log.read().0.into_iter().map(|line| line.text).collect();
+        let told = |text: &String| text.starts_with("`bad`: `tick` trapped: ");
+        let counts = lines.iter().filter(|text| told(text)).map(|text| text.rsplit("; ").next().unwrap());
+        let expected: Vec<_> = [1, 2, 4, 8, 16].map(|n| format!("fault {n} of it")).into();
+        assert!(counts.eq(&expected), "{lines:?}");
     }
 
     #[test]
@@ -634,6 +648,11 @@ mod tests {
             (1..).take_while(|_| slot.current().generation == 1).filter(|_| tick(&mut worker).is_err());
         assert!(calls.count() >= 3);
         assert_eq!(slot.current().assignment.origin, Origin::Native { name: "static".into() });
+        let why = slot.last_trip().unwrap();
+        assert!(
+            why.contains("3 faults within ") && why.contains(", the last one: `tick` trapped: "),
+            "{why}"
+        );
         while !broken.spares.lock().is_empty() {
             std::thread::yield_now(); // they go right after the exchange
         }

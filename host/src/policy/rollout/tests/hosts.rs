@@ -55,11 +55,11 @@ fn start(keeper: &Keeper, policies: &PolicyHost, name: &str) -> Rollout {
     keeper.start(SLOT, target, name.as_bytes(), "ann".into(), PAUSE, 0).unwrap()
 }
 
-/// Rounds of all, a second apart; what each serves at the end.
+/// Rounds of all, a second apart, from when the first may be told; what each serves at the end.
 fn rounds(members: &mut [Member], keeper: &Keeper, seconds: std::ops::Range<u64>) -> Vec<String> {
     for second in seconds {
         for member in &mut *members {
-            member.round(keeper, second * SECOND);
+            member.round(keeper, GATHER_MS + second * SECOND);
         }
     }
     members.iter().map(Member::serves).collect()
@@ -114,7 +114,10 @@ fn what_somebody_loads_on_one_host_stops_it() {
     rounds(&mut members, &keeper, 0..3);
     members[0].policies.load(SLOT, Source::Native("sieve".into()), Vec::new()).unwrap();
     assert_eq!(rounds(&mut members, &keeper, 3..30), ["sieve", "workload-aware"]);
-    assert_eq!(keeper.list()[0].1.phase, Phase::Stopped { reason: "a: `sieve` was loaded there".into() });
+    assert_eq!(
+        keeper.list()[0].1.phase,
+        Phase::Stopped { reason: "a: `sieve` was brought into service there by hand".into() }
+    );
 }
 
 #[test]

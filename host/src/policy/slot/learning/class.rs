@@ -37,11 +37,13 @@ component_control!(learner::Learner);
 
 impl Learner for LearnerGuest {
     fn observe(&mut self, stride: usize, outcomes: &[u32]) -> Result<(), Fault> {
-        self.cold(|b, store| b.kvasir_policy_learning().call_observe(store, stride as u32, outcomes))
+        self.cold("observe", |b, store| {
+            b.kvasir_policy_learning().call_observe(store, stride as u32, outcomes)
+        })
     }
 
     fn publish(&mut self) -> Result<Vec<u8>, Fault> {
-        let knowledge = self.cold(|b, store| b.kvasir_policy_learning().call_publish(store))?;
+        let knowledge = self.cold("publish", |b, store| b.kvasir_policy_learning().call_publish(store))?;
         if knowledge.len() > KNOWLEDGE_MAX {
             return Err(Fault::Invalid(format!(
                 "{} bytes to publish; at most {KNOWLEDGE_MAX}",
