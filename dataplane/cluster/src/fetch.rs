@@ -169,7 +169,7 @@ impl Shared {
     /// Returns false if the block was removed since it was put, or if enough others hold it as far as is known here: the host that
     /// asks sees less.
     fn is_wanted(&self, (loan, holding): &(Loan, Holding)) -> bool {
-        self.copies.generations.heard(holding.generation);
+        self.heard(holding.generation);
         let table = self.table();
         let holders = table.holders(loan.meta.key);
         let enough = !holders.has(0) && holders.len() >= usize::from(holding.target);

@@ -534,13 +534,16 @@ impl Shared {
         let (mut to_do, mut removed, mut missed) = (Vec::new(), Vec::new(), false);
         let some_removed = facts.iter().any(|fact| matches!(fact, Fact::Removed(..)));
         let _alone = some_removed.then(|| self.one_removal());
+        let plausible = || facts.iter().filter(|fact| fact.generation().is_plausible());
+        if let Some(latest) = plausible().map(|fact| fact.generation()).max() {
+            self.heard(latest);
+        }
         {
             let mut table = self.table();
             if reset && !planted::is(Bug::BelievesAnEarlierRun) {
                 table.lose(link.place);
             }
-            for &fact in facts.iter().filter(|fact| fact.generation().is_plausible()) {
-                self.copies.generations.heard(fact.generation());
+            for &fact in plausible() {
                 match table.hear(link.place, fact) {
                     Heard::Removal(removal) => removed.push((fact.key(), fact.generation(), removal)),
                     Heard::Full => missed = true,

@@ -25,6 +25,7 @@ use super::link::{Link, ask_at_once};
 use super::message::{Reply, Request};
 use super::table::{Generation, KEPT_FOR_US, Removal};
 use super::{Event, Shared};
+use kvasir_os::planted::{self, Bug};
 use kvasir_os::time::{Duration, SystemTime, UNIX_EPOCH};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 use kvasir_store::dram::{BlockStat, Remove};
@@ -54,7 +55,9 @@ impl Generations {
     }
 
     pub(super) fn heard(&self, other: Generation) {
-        self.0.fetch_max(other.0, Ordering::SeqCst);
+        if !planted::is(Bug::FollowsNoOtherClock) {
+            self.0.fetch_max(other.0, Ordering::SeqCst);
+        }
     }
 }
 
@@ -67,7 +70,16 @@ pub(super) struct Removals {
     kept: OnceLock<Kept>,
     /// The last attempt to keep one failed.
     are_unkept: AtomicBool,
+    /// Blocks that a tier here could not remove: it is asked again.
+    unfinished: Mutex<HashSet<BlockKey>>,
+    /// No generation heard so far is later, or it is of the past; that much is on disk.
+    clock_kept: AtomicU64,
 }
+
+/// How far ahead of what was heard the clock is kept, so that it is written once in this time.
+const KEPT_AHEAD: Duration = Duration::from_secs(5);
+/// Blocks that are asked to be removed again, at most. Removals beyond that are left to the next start of the host.
+const UNFINISHED_MAX: usize = 1 << 20;
 
 /// How far clocks of hosts may differ.
 const SKEW: Duration = Duration::from_secs(3600);
@@ -129,7 +141,7 @@ impl Shared {
 
     /// Called when a peer removes blocks everywhere, at this moment. Returns whether each was here.
     pub(super) fn remove_here(&self, keys: &[BlockKey], at: Generation) -> Vec<bool> {
-        self.copies.generations.heard(at);
+        self.heard(at);
         let _alone = self.one_removal();
         let (mut new, mut spared) = (Vec::new(), Vec::new());
         {
@@ -200,11 +212,51 @@ impl Shared {
         let Some(tiering) = self.tiering() else { return dropped };
         for keys in keys.chunks(BATCH_MAX) {
             let removed = tiering.remove_here(keys, self.clock.now_ms()).unwrap_or_default();
-            let there = keys.iter().zip(removed).filter(|(_, removed)| *removed == Remove::Removed);
-            dropped.extend(there.map(|(key, _)| *key));
+            let which = |is: Remove| keys.iter().zip(&removed).filter(move |(_, removed)| **removed == is);
+            dropped.extend(which(Remove::Removed).map(|(key, _)| *key));
+            let mut unfinished = self.removals.unfinished.lock();
+            let room = UNFINISHED_MAX.saturating_sub(unfinished.len());
+            unfinished.extend(which(Remove::Unfinished).map(|(key, _)| *key).take(room));
         }
         add(&self.counts.removed, dropped.len() as u64);
         dropped
+    }
+
+    /// Asks tiers again that could not remove blocks. What was put since is spared.
+    pub(super) fn finish_removals(&self) {
+        let keys: Vec<BlockKey> = {
+            let mut unfinished = self.removals.unfinished.lock();
+            let some: Vec<_> = unfinished.iter().copied().take(BATCH_MAX).collect();
+            for key in &some {
+                unfinished.remove(key);
+            }
+            some
+        };
+        if keys.is_empty() || planted::is(Bug::LeavesUnfinishedRemovals) {
+            return;
+        }
+        let _alone = self.one_removal();
+        let mut again: Vec<_> = {
+            let table = self.table();
+            keys.into_iter().filter_map(|key| Some((key, table.removed_at(key)?, Removal::Drop))).collect()
+        };
+        self.spare_later_puts(&mut again);
+        let again = again.iter().filter(|(_, _, removal)| *removal == Removal::Drop);
+        self.drop_here(&again.map(|(key, ..)| *key).collect::<Vec<_>>());
+    }
+
+    /// Takes in the time of another host. Where its clock is ahead of this machine's, this is remembered beyond a restart: what is
+    /// removed before anybody was heard again is later than what had been put before.
+    pub(super) fn heard(&self, at: Generation) {
+        self.copies.generations.heard(at);
+        if at.0 <= self.removals.clock_kept.load(Ordering::Relaxed) || at.0 <= now_us() {
+            return;
+        }
+        if let Some(kept) = self.removals.kept.get() {
+            let until = Generation(at.0.saturating_add(KEPT_AHEAD.as_micros() as u64));
+            self.removals.clock_kept.fetch_max(until.0, Ordering::Relaxed);
+            self.kept_or_told(kept.keep_clock(until));
+        }
     }
 
     /// Reads what was removed before this host was started, and keeps it from now on.
@@ -215,6 +267,10 @@ impl Shared {
             table.recall(key, at);
         }
         drop(table);
+        if let Some(clock) = kept.clock().filter(|clock| clock.is_plausible()) {
+            self.copies.generations.heard(clock);
+            self.removals.clock_kept.fetch_max(clock.0, Ordering::Relaxed);
+        }
         let _ = self.removals.kept.set(kept);
         self.expire_removals();
     }

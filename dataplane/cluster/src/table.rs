@@ -348,7 +348,12 @@ impl Table {
 
     /// Whether a removal of the block is known, and a put that came later is not.
     pub fn was_removed(&self, key: BlockKey) -> bool {
-        self.removals.last(key).is_some_and(|at| !self.was_put_since(key, at))
+        self.removed_at(key).is_some()
+    }
+
+    /// When it was removed last, if no put that came later is known.
+    pub fn removed_at(&self, key: BlockKey) -> Option<Generation> {
+        self.removals.last(key).filter(|&at| !self.was_put_since(key, at))
     }
 
     /// All such blocks.

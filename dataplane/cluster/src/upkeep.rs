@@ -151,6 +151,7 @@ impl Shared {
                 self.look_for_damage(&tiering);
                 self.let_go(&tiering, &gone);
                 self.take_over(&mut orphans);
+                self.finish_removals();
                 self.ways.rails.iter().for_each(|rail| rail.transport.tend());
                 self.receiving.tend();
                 self.renew_certificates();

@@ -33,7 +33,7 @@ pub(super) fn removed(remove: Remove) -> Outcome {
     match remove {
         Remove::Removed => Outcome::Done,
         Remove::Missing => Outcome::Missing,
-        Remove::InProgress => Outcome::InProgress,
+        Remove::InProgress | Remove::Unfinished => Outcome::InProgress,
     }
 }
 

@@ -201,6 +201,8 @@ pub enum Remove {
     Missing,
     /// Its writer has not committed it yet.
     InProgress,
+    /// A tier below could not remove it, or has not answered.
+    Unfinished,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

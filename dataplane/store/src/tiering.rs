@@ -474,7 +474,7 @@ impl Tiering {
 
     /// Removes blocks from every tier, and waits until they are gone (at most as long as for a load, per tier); one that
     /// is on its way between tiers goes when it arrives. A block that a tier could not remove is
-    /// [`Remove::InProgress`]: try again.
+    /// [`Remove::Unfinished`]: try again.
     ///
     /// # Errors
     /// The batch is too large.
@@ -540,7 +540,7 @@ impl Tiering {
             }
         }
         let failed = removed.iter_mut().zip(failed).filter(|(_, failed)| *failed);
-        failed.for_each(|(removed, _)| *removed = Remove::InProgress);
+        failed.for_each(|(removed, _)| *removed = Remove::Unfinished);
         // A lookup may have brought a block up between the two steps.
         self.dram.remove(keys, now_ms)?;
         Ok(removed)

@@ -51,7 +51,7 @@ impl Store for Service {
         let outcome = |removed| match removed {
             Remove::Removed => Outcome::Removed,
             Remove::Missing => Outcome::Missing,
-            Remove::InProgress => Outcome::InProgress,
+            Remove::InProgress | Remove::Unfinished => Outcome::InProgress,
         };
         let outcomes = removed.into_iter().map(|removed| outcome(removed).into()).collect();
         Ok(Response::new(proto::RemoveResponse { outcomes }))

@@ -1,4 +1,5 @@
-//! Removals on disk: the key (16 B, big-endian) and the generation (8 B, the same) of each.
+//! Removals on disk: the key (16 B, big-endian) and the generation (8 B, the same) of each; and under `clock` one that no generation
+//! was later than.
 
 use std::path::{Path, PathBuf};
 
@@ -7,6 +8,7 @@ use kvasir_protocol::block::BlockKey;
 use kvasir_state_db as state_db;
 
 const CACHE_BYTES: u64 = 4 << 20;
+const CLOCK: &[u8] = b"clock";
 
 pub(crate) struct Kept(state_db::Db);
 
@@ -34,6 +36,18 @@ impl Kept {
         self.0.apply_batch(batch)
     }
 
+    /// Keeps what [`clock`](Self::clock) tells. It is on the disk when this returns.
+    pub(super) fn keep_clock(&self, until: Generation) -> sled::Result<()> {
+        self.0.insert(CLOCK, &until.0.to_be_bytes())?;
+        self.0.flush()
+    }
+
+    /// What was kept last.
+    pub(super) fn clock(&self) -> Option<Generation> {
+        let kept = self.0.get(CLOCK).ok()??;
+        Some(Generation(u64::from_be_bytes(kept.as_ref().try_into().ok()?)))
+    }
+
     /// What was kept, as far as it can be read.
     pub(super) fn all(&self) -> impl Iterator<Item = (BlockKey, Generation)> + use<> {
         self.0.iter().filter_map(Result::ok).filter_map(|(key, at)| {
@@ -57,8 +71,11 @@ mod tests {
         kept.forget(&[BlockKey(2)]).unwrap();
         kept.add(&[(BlockKey(3), Generation(9))]).unwrap();
         kept.0.insert(b"noise", b"noise").unwrap();
+        assert_eq!(kept.clock(), None);
+        kept.keep_clock(Generation(7)).unwrap();
         drop(kept);
         let (kept, _) = Kept::open(&path).unwrap();
         assert_eq!(kept.all().collect::<Vec<_>>(), [removal(1), (BlockKey(3), Generation(9))]);
+        assert_eq!(kept.clock(), Some(Generation(7)));
     }
 }

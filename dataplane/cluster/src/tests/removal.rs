@@ -5,6 +5,8 @@ use std::time::Instant;
 
 use super::gate::{Gate, through};
 use super::*;
+use crate::table::Generation;
+use kvasir_store::fault::{Call, Fault, FaultStore, Rates};
 use kvasir_store::memory::MemoryStore;
 use kvasir_store::store::{Capabilities, Get, GetDone, Pending, Put, PutDone, Tier, TierError, TierStats};
 use kvasir_store::tiering::{Demotion, Destination};
@@ -224,15 +226,19 @@ fn bucket_of_all() -> Arc<MemoryStore> {
     Arc::new(MemoryStore::new(Tier::Remote, 1 << 20))
 }
 
-fn on_bucket(config: ClusterConfig, bucket: Arc<dyn BlockStore>) -> Host {
+fn on_tier(config: ClusterConfig, tier: Arc<dyn BlockStore>) -> Host {
     let dram = DramConfig { pool_bytes: 4 << 20, blocks_max: 64, ..DramConfig::default() };
-    Host::join_above(config, Arc::new(DramStore::open(dram).unwrap()), Clock::start(), vec![bucket])
+    Host::join_above(config, Arc::new(DramStore::open(dram).unwrap()), Clock::start(), vec![tier])
 }
 
 /// Has the block of this host's pool go to the bucket, as its evictor would.
 fn offload(host: &Host, n: u32) {
+    offload_to(Tier::Remote, host, n);
+}
+
+fn offload_to(tier: Tier, host: &Host, n: u32) {
     let slot = host.store.stat(&[key(n)]).unwrap()[0].unwrap().slot;
-    let victim = Demotion { slot, to: Destination::Tier(Tier::Remote) };
+    let victim = Demotion { slot, to: Destination::Tier(tier) };
     // A policy chooses when it has heard of the block.
     host.store.drain_events(&mut Vec::new());
     assert_eq!(host.tiering.offer(&[victim], false, host.clock.now_ms()).taken, 1);
@@ -246,7 +252,7 @@ fn what_a_host_that_was_away_offloaded_is_removed() {
     let gates = [0, 1].map(|n| Gate::to(ports[n]));
     let [zero, one] = [0, 1].map(|n| {
         let config = Host::settings(n, &ports, |config| through(config, 1 - n, &gates[1 - n]));
-        on_bucket(config, Bucket::open(&objects, &[]))
+        on_tier(config, Bucket::open(&objects, &[]))
     });
     let stored = |n: u32| objects.exists(&[key(n)])[0];
     until("both are up", || zero.up() == 1 && one.up() == 1);
@@ -273,20 +279,50 @@ fn what_a_host_that_was_away_offloaded_is_removed() {
     assert!(stored(0) && zero.reads(0) && !one.reads(0));
 }
 
+#[test]
+fn a_tier_that_could_not_remove_a_block_is_asked_again() {
+    let ports = ports(2);
+    let disk: Arc<dyn BlockStore> = Arc::new(MemoryStore::new(Tier::Nvme, 1 << 20));
+    let failing = Arc::new(FaultStore::new(Arc::clone(&disk), 1, Rates::default()));
+    let zero = Host::start(0, &ports, |_| {});
+    let one = on_tier(Host::settings(1, &ports, |_| {}), Arc::clone(&failing) as Arc<dyn BlockStore>);
+    until("both are up", || zero.up() == 1 && one.up() == 1);
+    for n in 0..2 {
+        one.put(n);
+        offload_to(Tier::Nvme, &one, n);
+    }
+    (0..2).for_each(|_| failing.inject(Call::Remove, Fault::Io));
+    zero.tiering.remove(&[key(0)], zero.clock.now_ms()).unwrap();
+    until("it goes all the same", || !disk.exists(&[key(0)])[0]);
+    assert!(!one.reads(0) && one.reads(1));
+}
+
+#[test]
+fn a_clock_that_was_heard_is_followed_after_a_restart() {
+    let (ports, dir) = (ports(1), tempfile::tempdir().unwrap());
+    let start = || Host::start(0, &ports, |config| config.removals = Some(dir.path().join("removals")));
+    let next = |host: &Host| host.cluster.shared.copies.generations.next();
+    let host = start();
+    let ahead = Generation(next(&host).0 + 1_800_000_000);
+    host.cluster.shared.heard(ahead);
+    drop(host);
+    assert!(next(&start()) > ahead, "of a host whose clock is half an hour ahead");
+}
+
 /// It finds the object in the listing at its start.
 #[test]
 fn what_was_removed_is_not_found_in_the_bucket_after_a_restart() {
     let (ports, objects, dir) = (ports(2), bucket_of_all(), tempfile::tempdir().unwrap());
     let start = |listed: &[BlockKey]| {
         let keeping = |config: &mut ClusterConfig| config.removals = Some(dir.path().join("removals"));
-        on_bucket(Host::settings(0, &ports, keeping), Bucket::open(&objects, listed))
+        on_tier(Host::settings(0, &ports, keeping), Bucket::open(&objects, listed))
     };
     let host = start(&[]);
     host.put(0);
     remove(&host, 0);
     drop(host);
     let away = Host::settings(1, &ports, |config| config.peers.clear());
-    let away = on_bucket(away, Bucket::open(&objects, &[]));
+    let away = on_tier(away, Bucket::open(&objects, &[]));
     for n in 0..2 {
         away.put(n);
         offload(&away, n);

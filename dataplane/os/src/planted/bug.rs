@@ -42,6 +42,10 @@ bugs! {
     BelievesAnEarlierRun,
     /// A host that has a block which nobody claims any more does not take over.
     LeavesOrphans,
+    /// A host orders puts and removals by its own clock, though it has heard of later ones.
+    FollowsNoOtherClock,
+    /// A tier that could not remove a block is not asked again.
+    LeavesUnfinishedRemovals,
     /// What a peer removes is removed from the pool, and stays on the disk.
     LeavesRemovedOnDisk,
     /// A block that is removed on its way to the disk stays there when it has come.

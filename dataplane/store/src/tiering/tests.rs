@@ -552,7 +552,7 @@ fn a_removal_reaches_every_tier_and_what_is_on_its_way() {
     slow.hold();
     rig.evictor.turn(&rig.tiering, 1, Destination::HostDecides, false);
     let removed = rig.tiering.remove(&[0, 2, 9].map(key), 0).unwrap();
-    assert_eq!(removed, [Remove::InProgress; 3], "the slow tier has not answered");
+    assert_eq!(removed, [Remove::Unfinished; 3], "the slow tier has not answered");
     slow.release();
     assert!(rig.tiering.drain(Instant::now() + PATIENCE));
     assert_eq!(rig.tiering.exists(&[0, 1, 2].map(key)).unwrap(), [false, true, false]);

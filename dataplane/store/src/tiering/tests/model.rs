@@ -92,7 +92,7 @@ impl Caller<'_> {
             Op::Remove(n) => {
                 let n = own(*n);
                 // Another thread may be bringing it up.
-                while self.tiering.remove(&[key(n)], 0).unwrap()[0] == Remove::InProgress {
+                while self.tiering.remove(&[key(n)], 0).unwrap()[0] == Remove::Unfinished {
                     std::thread::yield_now();
                 }
                 self.put[n as usize] = false;
