@@ -141,13 +141,13 @@ impl Client {
         let Some(mut read) = self.call(&connection, "a get", |host| host.get(&[key(n)], 0)) else { return };
         let block = read.pop().flatten();
         world::note(&format!("reads block {n}: {}", if block.is_some() { "found" } else { "missing" }));
-        let after = {
+        let (after, disks_failed) = {
             let mut model = self.model();
             *(if block.is_some() { &mut model.counts.hits } else { &mut model.counts.misses }) += 1;
-            model.promise(n).clone()
+            (model.promise(n).clone(), model.disks_failed)
         };
         let Some(block) = block else {
-            if before.acknowledged == Some(run) && !after.removing {
+            if before.acknowledged == Some(run) && !after.removing && !disks_failed {
                 violated(&format!("block {n} is missing at the host that has it"));
             }
             return;

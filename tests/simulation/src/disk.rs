@@ -24,6 +24,8 @@ const BLOCKS: u32 = 40;
 const SEGMENT: u64 = 64 << 10;
 const SEGMENTS: u64 = 12;
 const BLOCK_MAX: usize = 20_000;
+/// Bytes a second: all of them every 50 ms.
+const SCRUB: u64 = 16 << 20;
 
 /// What must be so of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,17 +64,19 @@ pub(crate) fn run(seed: u64, dir: PathBuf) -> Counts {
     let mut one_in = |often: u64| if chance.below(3) == 0 { often } else { 0 };
     let failing = Failing { reads: one_in(20), writes: one_in(30), syncs: one_in(100), bits: one_in(100) };
     let sync = if chance.below(3) == 0 { SyncMode::Batch } else { SyncMode::Flush };
+    // Of numbers of its own: the others are those of the seed with it and without.
+    let scrubs = Chance::new(seed ^ 0x73_6372_7562).below(2) == 1;
     let config = NvmeConfig {
         capacity_bytes: SEGMENTS * SEGMENT,
         segment_bytes: SEGMENT,
         queue_depth: 4,
-        scrub_bytes_per_s: 0,
+        scrub_bytes_per_s: if scrubs { SCRUB } else { 0 },
         direct_io: false,
         io_uring: false,
         sync,
         ..NvmeConfig::new(dir)
     };
-    world::note(&format!("a disk that fails as {failing:?}, {sync:?}"));
+    world::note(&format!("a disk that fails as {failing:?}, {sync:?}, scrubbed: {scrubs}"));
     let absent = Block { state: State::Absent, call: 0 };
     let blocks = vec![absent; BLOCKS as usize];
     let model = Mutex::new(Model { blocks, calls: 0, counts: Counts::default() });

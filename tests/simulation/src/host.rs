@@ -59,6 +59,9 @@ pub(crate) struct Disk {
     pub(crate) seed: u64,
 }
 
+/// Bytes a second of a disk that is scrubbed: a full one every 8 s.
+const SCRUB: u64 = 1 << 20;
+
 impl Host {
     /// As its peers have it in their settings.
     pub(crate) fn name(n: usize) -> String {
@@ -110,6 +113,11 @@ impl Host {
         config.audit_every = Duration::from_secs(1);
         config.repair_after = Duration::from_secs(2);
 
+        if let Some(disk) = &disk {
+            config.targets = Some(disk.folder.join("targets"));
+            config.removals = Some(disk.folder.join("removals"));
+        }
+
         let mut dram =
             DramConfig { pool_bytes: POOL, blocks_max: 1024, lease_ttl: LEASE, ..DramConfig::default() };
         if disk.is_some() {
@@ -155,7 +163,8 @@ impl Disk {
             capacity_bytes: DISK,
             segment_bytes: SEGMENT,
             queue_depth: 4,
-            scrub_bytes_per_s: 0,
+            // Of every other disk.
+            scrub_bytes_per_s: SCRUB * (self.seed % 2),
             direct_io: false,
             io_uring: false,
             on_full: OnFull::Evict,

@@ -41,6 +41,8 @@ pub(crate) struct Model {
     pub(crate) runs: BTreeMap<u64, Run>,
     /// Those that have crashed.
     pub(crate) ended: Vec<Run>,
+    /// Disks have failed. What one does not take is dropped from the pool as any victim is, so that no block is promised any more.
+    pub(crate) disks_failed: bool,
     pub(crate) counts: Counts,
 }
 
@@ -132,7 +134,8 @@ impl Model {
     pub(crate) fn kept(&self) -> impl Iterator<Item = u32> {
         let kept =
             |promise: &Promise| promise.acknowledged.is_some() && !promise.is_lost && !promise.removing;
-        self.promises.iter().filter(move |(_, promise)| kept(promise)).map(|(n, _)| *n)
+        let promises = self.promises.iter().filter(|_| !self.disks_failed);
+        promises.filter(move |(_, promise)| kept(promise)).map(|(n, _)| *n)
     }
 
     /// Blocks whose removal was answered by a process that is among `runs`, those that run.

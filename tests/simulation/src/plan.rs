@@ -68,6 +68,12 @@ pub(crate) enum What {
         machine: usize,
         lasts: Duration,
     },
+    /// One in so many reads and writes of all disks fails; 0 = none.
+    DisksFail {
+        reads: u64,
+        writes: u64,
+        lasts: Duration,
+    },
 }
 
 /// A kind of faults, as it is named on the command line.
@@ -78,6 +84,7 @@ pub(crate) enum Fault {
     Crashes,
     Pauses,
     Twins,
+    Disks,
 }
 
 impl What {
@@ -89,6 +96,7 @@ impl What {
             Self::Crash { .. } => Some(Fault::Crashes),
             Self::Pause { .. } => Some(Fault::Pauses),
             Self::Twin { .. } => Some(Fault::Twins),
+            Self::DisksFail { .. } => Some(Fault::Disks),
         }
     }
 }
@@ -197,6 +205,9 @@ impl Plan {
         };
         (0..hosts).for_each(|host| planner.send_clients(host));
         (0..planner.size.rounds).for_each(|_| planner.round());
+        if disks {
+            planner.fail_disks(Chance::new(seed ^ 0x6469_736b));
+        }
         planner.plan.events.sort_by_key(|event| event.at);
         planner.plan
     }
@@ -368,6 +379,19 @@ impl Planner {
         self.add(What::Pause { machine, lasts: Duration::from_millis(ms) });
     }
 
+    /// Some time, in half of all runs. With numbers of its own: all else is as it is without.
+    fn fail_disks(&mut self, mut chance: Chance) {
+        let mut one_in = || if chance.below(3) > 0 { 1 + chance.below(6) } else { 0 };
+        let (reads, writes) = (one_in(), one_in());
+        if chance.below(2) == 0 || reads + writes == 0 {
+            return;
+        }
+        let mut up_to = |limit: Duration| Duration::from_micros(chance.below(limit.as_micros() as u64));
+        let at = up_to(self.now / 2);
+        let lasts = up_to(self.now);
+        self.add_at(at, What::DisksFail { reads, writes, lasts });
+    }
+
     fn send_clients(&mut self, host: usize) {
         for _ in 0..self.size.clients {
             let of = self.size.calls;
@@ -432,6 +456,13 @@ impl fmt::Display for Event {
             What::Twin { host, machine, lasts } => {
                 let (twin, host, lasts) = (name(*machine), name(*host), lasts.as_secs_f64());
                 write!(f, "{twin} joins, which is called {host} as well, for {lasts:.3} s")
+            }
+            What::DisksFail { reads, writes, lasts } => {
+                let lasts = lasts.as_secs_f64();
+                write!(
+                    f,
+                    "of all disks one in {reads} reads and {writes} writes fails (0 = none), for {lasts:.3} s"
+                )
             }
             What::Pause { machine, lasts } => {
                 write!(f, "{} stands still for {:.3} s", name(*machine), lasts.as_secs_f64())

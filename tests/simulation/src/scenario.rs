@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kvasir_os::thread;
 use kvasir_os::time::{Duration, Instant};
-use kvasir_os::world::{self, Chance};
+use kvasir_os::world::{self, Chance, Failing};
 
 use crate::client::{self, COPIES, Client};
 use crate::host::{Disk, Host, STALL};
@@ -37,6 +37,8 @@ pub(crate) struct Scenario {
     seed: u64,
     /// Where the hosts' disks are, if they have any.
     disks: Option<PathBuf>,
+    /// How they fail now.
+    failing: Failing,
     /// What a host without blocks has ([`Host::filled`]).
     empty: (u64, u64),
 }
@@ -49,6 +51,7 @@ enum Act {
     /// A machine that stands still goes on.
     Resume(usize),
     EndTwin(usize),
+    MendDisks,
 }
 
 impl Scenario {
@@ -74,6 +77,7 @@ impl Scenario {
             named: plan.blocks(),
             seed,
             disks,
+            failing: Failing::default(),
             empty,
         };
         (0..count).for_each(|host| world.enter(host));
@@ -109,6 +113,7 @@ impl Scenario {
                 What::Crash { host, away, .. } => Some((*away, Act::Restart(*host))),
                 What::Pause { machine, lasts } => Some((*lasts, Act::Resume(*machine))),
                 What::Twin { machine, lasts, .. } => Some((*lasts, Act::EndTwin(*machine))),
+                What::DisksFail { lasts, .. } => Some((*lasts, Act::MendDisks)),
                 _ => None,
             };
             if let Some((later, act)) = end {
@@ -125,6 +130,7 @@ impl Scenario {
         }
         thread::sleep(Duration::from_millis(Chance::new(self.seed).below(2000)));
         world::mend();
+        self.fail_disks(Failing::default());
         for (_, client) in std::mem::take(&mut self.clients) {
             let _ = client.join();
         }
@@ -139,6 +145,7 @@ impl Scenario {
                     world::resume(machine);
                 }
             }
+            Act::MendDisks => self.fail_disks(Failing::default()),
             Act::EndTwin(machine) => {
                 world::crash(machine);
                 // No destructor runs.
@@ -178,6 +185,10 @@ impl Scenario {
                 self.doubled.insert(host);
                 "a twin"
             }
+            What::DisksFail { reads, writes, .. } => {
+                self.fail_disks(Failing { reads, writes, ..Failing::default() });
+                "disks that fail"
+            }
             What::Pause { machine, lasts } => {
                 if !self.pause(machine) {
                     return;
@@ -186,6 +197,13 @@ impl Scenario {
             }
         };
         self.model().counts.fault(fault);
+    }
+
+    fn fail_disks(&mut self, failing: Failing) {
+        self.model().disks_failed |= failing.reads + failing.writes > 0;
+        world::note(&format!("all disks fail as {failing:?}"));
+        world::disks_fail(failing);
+        self.failing = failing;
     }
 
     fn send_client(&mut self, plan: ClientPlan) {
@@ -266,7 +284,10 @@ impl Scenario {
         }
         world::note(&format!("host-{host} starts again, with an empty pool"));
         self.runs[host].number += 1;
+        // What cannot be read while it starts is lost, which is for `--disk` to look at.
+        world::disks_fail(Failing::default());
         self.hosts[host] = start(host, host, self.hosts.len(), disk(&self.disks, self.seed, self.runs[host]));
+        world::disks_fail(self.failing);
         self.enter(host);
         self.alive[host] = true;
     }

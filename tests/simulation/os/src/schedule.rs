@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -96,6 +97,8 @@ pub(crate) struct World {
     pub(crate) fingerprint: u64,
     preempt_every: u64,
     next_key: u64,
+    /// What the clocks on the wall of the machines follow from.
+    clocks: u64,
 }
 
 /// The world. Only the thread whose turn it is gets here, so nobody waits for long.
@@ -141,6 +144,7 @@ pub(crate) fn begin(seed: u64) {
         fingerprint: seed,
         preempt_every,
         next_key: 1,
+        clocks: seed,
         rng,
     });
     ME.set(Some(0));
@@ -162,6 +166,21 @@ pub(crate) fn now() -> u64 {
 
 pub(crate) fn look_at_clock() -> u64 {
     NOW.fetch_add(LOOK, Ordering::Relaxed) + LOOK
+}
+
+/// Hosts put up with an hour between the clocks of two of them.
+const CLOCKS_DIFFER_S: u64 = 50 * 60;
+
+/// How far the clock of the calling thread's machine is ahead.
+pub(crate) fn clock_of_machine() -> Duration {
+    let Some(me) = me() else { return Duration::ZERO };
+    let world = world();
+    let machine = world.tasks[me].host.map_or(0, |machine| machine as u64 + 1);
+    // Numbers of their own: the world's are the same whether or not clocks differ.
+    let mut rng = Rng(world.clocks ^ 0x636c_6f63_6b73);
+    let differ = rng.below(2) == 1;
+    let mut rng = Rng(rng.next() ^ machine);
+    Duration::from_secs(if differ { rng.below(CLOCKS_DIFFER_S) } else { 0 })
 }
 
 /// A number for a lock or a condition.
