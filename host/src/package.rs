@@ -13,6 +13,7 @@ pub use artifact::About;
 pub use reference::Reference;
 pub use registry::Registry;
 
+use crate::policy::chain::is_chain;
 use crate::policy::trust::{self, Claim, PublicKey, SecretKey, Signature};
 use crate::policy::{self, Digest, PolicyConfig, SlotKind};
 use artifact::Artifact;
@@ -31,6 +32,8 @@ pub enum Error {
     Reference { text: String, reason: &'static str },
     #[error("{} cannot be {action}: {source}", path.display())]
     File { path: PathBuf, action: &'static str, source: io::Error },
+    #[error("{} is a chain, which is no package: its parts are; keep the file beside them", path.display())]
+    Chain { path: PathBuf },
     #[error("{what} has {bytes} bytes; at most {limit} are taken")]
     TooLarge { what: &'static str, bytes: u64, limit: u64 },
     #[error("{what} is not what it should be: {reason}")]
@@ -81,6 +84,9 @@ impl Package {
     /// It cannot be read, or a host would refuse it.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let failed = |source| Error::File { path: path.into(), action: "read", source };
+        if is_chain(path) {
+            return Err(Error::Chain { path: path.into() });
+        }
         let bytes = std::fs::metadata(path).map_err(failed)?.len();
         if bytes > COMPONENT_BYTES_MAX {
             return Err(Error::TooLarge { what: "the component", bytes, limit: COMPONENT_BYTES_MAX });

@@ -1,6 +1,6 @@
 /* What the Kvasir policies of every slot share, in C11 or C++17; no libc, no WASI. Include the header of
  * your slot instead: kvasir_scheduler.h, kvasir_evictor.h, kvasir_admitter.h or kvasir_balancer.h.
- * `sdk/c/build.sh DIR OUT.wasm` makes the component. */
+ * `kvasir policy build` makes the component. */
 #ifndef KVASIR_POLICY_H
 #define KVASIR_POLICY_H
 #include <stdbool.h>

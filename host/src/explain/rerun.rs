@@ -70,7 +70,7 @@ pub enum RerunError {
 impl Tally {
     fn count(&mut self, record: &Record, played: Result<record::Played, PlayError>) -> Result<(), PlayError> {
         match played {
-            Ok(played) if played.answer == record.answer => self.same += 1,
+            Ok(played) if is_same(&record.asked.name, &played.answer, &record.answer) => self.same += 1,
             Ok(_) => {
                 self.different += 1;
                 if self.differing.len() < TOLD_MAX {

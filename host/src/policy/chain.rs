@@ -177,7 +177,7 @@ impl Chain {
         &mut self,
         f: impl Fn(&mut (dyn SchedulerEngine + 'static)) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
-        self.all().try_for_each(|part| f(&mut *part.engine).map_err(|fault| of(&part.name, fault)))
+        self.all().try_for_each(|part| f(&mut *part.engine).map_err(|fault| of(part, fault)))
     }
 
     /// Asks filters and scorers one after the other, each about what those before it left.
@@ -187,9 +187,9 @@ impl Chain {
         decode.begin();
         write(asked, question, prefill, decode, false);
         for part in parts {
-            let scores = part.engine.score(asked).map_err(|fault| of(&part.name, fault))?;
+            let scores = part.engine.score(asked).map_err(|fault| of(part, fault))?;
             let invalid = |e: Invalid| Fault::Invalid(e.to_string());
-            check_scores(&scores, prefill.slots, decode.slots).map_err(|e| of(&part.name, invalid(e)))?;
+            check_scores(&scores, prefill.slots, decode.slots).map_err(|e| of(part, invalid(e)))?;
             let (of_prefill, of_decode) = scores.split_at(scores.len().min(prefill.slots));
             match part.role {
                 Role::Filter => {
@@ -214,7 +214,7 @@ impl Chain {
             return Ok(Decision::reject(Reason::NoInstance, RETRY_MS));
         }
         let Self { picker, question, prefill, decode, .. } = self;
-        let decision = picker.engine.schedule(question).map_err(|fault| of(&picker.name, fault))?;
+        let decision = picker.engine.schedule(question).map_err(|fault| of(picker, fault))?;
         match decision {
             Decision::Run(run) if prefill.is_out(run.prefill) || decode.is_out(run.decode) => {
                 let Part { name, .. } = picker;
@@ -241,11 +241,15 @@ fn write(into: &mut Question, from: &Question, prefill: &Said, decode: &Said, to
     }
 }
 
-/// The same, naming the part at fault.
-fn of(part: &str, fault: Fault) -> Fault {
+/// The same, naming the part at fault, and the function of it that was called.
+fn of(part: &Part, fault: Fault) -> Fault {
+    let name = match (&part.name, part.engine.called()) {
+        (name, "") => format!("`{name}`"),
+        (name, called) => format!("`{name}` in `{called}`"),
+    };
     match fault {
-        Fault::Trap(text) => Fault::Trap(format!("`{part}`: {text}")),
-        Fault::Invalid(text) => Fault::Invalid(format!("`{part}`: {text}")),
+        Fault::Trap(text) => Fault::Trap(format!("{name}: {text}")),
+        Fault::Invalid(text) => Fault::Invalid(format!("{name}: {text}")),
         other => other,
     }
 }
@@ -306,7 +310,7 @@ impl SchedulerEngine for Chain {
         self.ask_parts(question)?;
         if !self.prefill.scored && !self.decode.scored {
             let Self { picker, question, .. } = self;
-            return picker.engine.explain(question).map_err(|fault| of(&picker.name, fault));
+            return picker.engine.explain(question).map_err(|fault| of(picker, fault));
         }
         let shown = |said: &Said| -> Vec<f32> {
             let score = |(sum, out): (&f32, &bool)| if *out { f32::INFINITY } else { *sum };

@@ -100,6 +100,7 @@ pub struct Breach {
     pub compared: Option<f64>,
     /// Calls, requests or blocks within the window.
     pub of: u64,
+    /// How far back the numbers reach.
     pub window: Duration,
 }
 
@@ -214,6 +215,11 @@ impl Window {
         }
     }
 
+    /// Whether it reaches as far back as it may.
+    pub fn is_whole(&self) -> bool {
+        self.sum().1 >= Duration::from_millis(self.span_ms)
+    }
+
     pub fn values(&self) -> WindowValues {
         let (sum, span) = self.sum();
         WindowValues::of(&sum, span)
@@ -297,7 +303,7 @@ fn longer(times: &TimesTaken, limit: Duration) -> u64 {
 
 /// The first guard that the newcomer breaks. `compared` is what it is held against, if there is anything.
 pub fn judge(config: &GuardConfig, newcomer: &Window, compared: Option<&Window>) -> Option<Breach> {
-    let alone = judge_alone(config, &newcomer.sum().0);
+    let alone = judge_alone(config, newcomer);
     alone.or_else(|| compare(config, newcomer, compared?).next())
 }
 
@@ -305,16 +311,13 @@ impl GuardConfig {
     fn is_enough(&self, of: u64) -> bool {
         of >= self.calls_min.max(1)
     }
-
-    fn breach(&self, guard: Guard, value: f64, limit: f64, compared: Option<f64>, of: u64) -> Breach {
-        Breach { guard, value, limit, compared, of, window: self.window }
-    }
 }
 
 /// The guards that need nothing to compare with.
-fn judge_alone(config: &GuardConfig, now: &Sample) -> Option<Breach> {
+fn judge_alone(config: &GuardConfig, newcomer: &Window) -> Option<Breach> {
+    let (now, window) = newcomer.sum();
     let enough = |of| config.is_enough(of);
-    let breach = |guard, value, limit, of| config.breach(guard, value, limit, None, of);
+    let breach = |guard, value, limit, of| Breach { guard, value, limit, compared: None, of, window };
     let faults = [
         (Guard::Traps, now.traps),
         (Guard::DeadlineMisses, now.deadline_misses),
@@ -352,6 +355,14 @@ pub fn is_comparable(config: &GuardConfig, guard: Guard, newcomer: &Window, comp
 /// The guards that hold the newcomer against `compared` and are broken.
 pub fn compare(config: &GuardConfig, newcomer: &Window, compared: &Window) -> impl Iterator<Item = Breach> {
     let [now, before] = [newcomer, compared].map(|window| window.sum().0.decided);
+    let breach = |guard, value, limit, was, of| Breach {
+        guard,
+        value,
+        limit,
+        compared: Some(was),
+        of,
+        window: newcomer.sum().1,
+    };
     let share = |part: u64, of: u64| part as f64 / of as f64;
     let worse_by = |guard, limit: f64, by: f64| {
         limit > 0.0 && by > limit && is_comparable(config, guard, newcomer, compared)
@@ -359,10 +370,10 @@ pub fn compare(config: &GuardConfig, newcomer: &Window, compared: &Window) -> im
     let (value, was) = (share(now.hit_blocks, now.blocks), share(before.hit_blocks, before.blocks));
     let limit = config.hit_rate_fall_max;
     let hit_rate = worse_by(Guard::HitRate, limit, was - value)
-        .then(|| config.breach(Guard::HitRate, value, limit, Some(was), now.blocks));
+        .then(|| breach(Guard::HitRate, value, limit, was, now.blocks));
     let (value, was) = (share(now.rejected, now.requests), share(before.rejected, before.requests));
     let limit = config.rejected_rise_max;
     let rejected = worse_by(Guard::Rejected, limit, value - was)
-        .then(|| config.breach(Guard::Rejected, value, limit, Some(was), now.requests));
+        .then(|| breach(Guard::Rejected, value, limit, was, now.requests));
     hit_rate.into_iter().chain(rejected)
 }

@@ -265,6 +265,11 @@ impl PolicyHost {
         self.slots().for_each(|slot| slot.news().listen(Arc::clone(&listener)));
     }
 
+    /// For how long a policy that came into service is watched.
+    pub fn watch(&self) -> std::time::Duration {
+        self.guard.watch
+    }
+
     /// Has the guards look at `now_ms`, on a clock that does not go back. The host does so itself every
     /// [`GuardConfig::every`], unless that is zero.
     pub fn judge(&self, now_ms: u64) {
@@ -564,7 +569,7 @@ fn status_with<H: Hook>(slot: &Slot<H>, version: &Version<H>) -> SlotStatus {
         learning: slot.learning().0,
         trial: slot.trial().map(|trial| trial_status(slot, &trial)),
         paused: slot.is_paused(),
-        watch: slot.guarded().watch_status(),
+        watch: slot.guarded().watch_status(version.generation),
         watched,
         guard_rollbacks,
         breaker_trips,

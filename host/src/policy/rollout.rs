@@ -149,6 +149,7 @@ impl Rollout {
                 Step::Failed { reason: "it serves another policy now".into() }
             }
             (step, Said::Other) => step.clone(),
+            (Step::Settled, Said::Watched) => Step::Settled, // it was started again
             (_, Said::Watched) => Step::Watched,
             (_, Said::Settled) => Step::Settled,
         };
@@ -227,6 +228,18 @@ impl Rollout {
     /// Hosts, how far each is, and when it was heard of last.
     pub fn hosts(&self) -> impl Iterator<Item = (&str, &Step, u64)> {
         self.hosts.iter().map(|(name, place)| (name.as_str(), &place.step, place.heard_ms))
+    }
+
+    /// Whether a host that is there has yet to get it, or to go back from it.
+    fn is_on_its_way(&self, now_ms: u64) -> bool {
+        let is_stopped = matches!(self.phase, Phase::Stopped { .. });
+        let there = self.hosts.values().filter(|place| now_ms <= place.heard_ms.saturating_add(AWAY_MS));
+        there.map(|place| &place.step).any(|step| match step {
+            Step::Told | Step::Watched => true,
+            Step::Settled => is_stopped,
+            Step::Waiting => !is_stopped,
+            Step::Failed { .. } | Step::Back => false,
+        })
     }
 
     /// Whether every host that was ever heard of serves it and passed.

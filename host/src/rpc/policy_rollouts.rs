@@ -57,6 +57,11 @@ impl PolicyRollouts for Service {
         }
         let slot = wanted.slot;
         let start = move |host: &Host| {
+            let leader = &host.config.policy.follow;
+            if !leader.is_empty() {
+                let text = format!("this host follows the rollouts of {leader}; start it there");
+                return Err(Status::failed_precondition(text));
+            }
             let target =
                 host.policies.resolve(slot, wanted.source, wanted.settings).map_err(|e| status(&e))?;
             host.rollouts.start(slot, target, &encoded, who, pause_ms, unix_ms()).map_err(refused)
@@ -192,7 +197,7 @@ fn refused(error: Error) -> Status {
     let text = error.to_string();
     match error {
         Error::Gone { .. } => Status::not_found(text),
-        Error::None(_) | Error::Stopped { .. } => Status::failed_precondition(text),
+        Error::None(_) | Error::Stopped { .. } | Error::OnItsWay { .. } => Status::failed_precondition(text),
         Error::TooManyHosts(_) => Status::resource_exhausted(text),
         Error::State { .. } => Status::internal(text),
     }

@@ -124,7 +124,7 @@ impl Db {
     }
 
     fn perhaps_written(&self) -> Result<()> {
-        if kvasir_os::random::number() % 2 == 0 { self.flush() } else { Ok(()) }
+        if kvasir_os::random::number().is_multiple_of(2) { self.flush() } else { Ok(()) }
     }
 }
 

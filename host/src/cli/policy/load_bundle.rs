@@ -81,15 +81,19 @@ fn load(packages: &[Package], target: &Target) -> anyhow::Result<()> {
             twice.about.slot
         );
     }
+    let mut loaded = Vec::new();
     let load = async |mut control: Control| {
-        let mut loaded = Vec::new();
         for package in packages {
             let name = package.about.name.clone();
             let source = source_of(name, package.component.clone(), &package.signatures);
             loaded.push(control.load_policy(package.about.slot.as_str(), source, &[]).await?);
         }
-        Ok(loaded)
+        Ok(())
     };
-    target.print_policies(&target.host.control(load)?);
-    Ok(())
+    let all = target.host.control(load);
+    // Also those before one that was refused.
+    if !loaded.is_empty() {
+        target.print_policies(&loaded);
+    }
+    all
 }

@@ -94,7 +94,7 @@ impl RunArgs {
     }
 
     fn print(&self, record: &Record, played: &Played) {
-        let same = played.answer == record.answer;
+        let same = rerun::is_same(&record.asked.name, &played.answer, &record.answer);
         let found = Found::of_record(record);
         let now = found.clone().and_then(|mut found| {
             found.decided.decision = rerun::decision(&played.answer)?;

@@ -3,7 +3,9 @@
 use super::keeper::{Keeper, Report, Told};
 use super::{Order, Said};
 use crate::policy::catalog::Assignment;
+use crate::policy::history::acting_for;
 use crate::policy::{PolicyHost, SlotKind};
+use std::time::Instant;
 
 /// The host that keeps the rollouts that another follows. Errors are for the log; the next round tries again.
 pub trait Leader {
@@ -39,6 +41,8 @@ impl Leader for Own<'_> {
 pub struct Follower {
     name: String,
     slots: [Option<Known>; 4],
+    /// It has heard from the leader since it was started.
+    heard: bool,
 }
 
 /// The rollout of one slot, as it was heard of last.
@@ -46,6 +50,8 @@ struct Known {
     id: u64,
     target: Assignment,
     tried: Tried,
+    /// It served when this host was started, perhaps because it had ended it: until then it counts as watched again.
+    again_until: Option<Instant>,
 }
 
 enum Tried {
@@ -57,7 +63,7 @@ enum Tried {
 impl Follower {
     /// `name` is the one by which the leader knows this host.
     pub fn new(name: String) -> Self {
-        Self { name, slots: [const { None }; 4] }
+        Self { name, slots: [const { None }; 4], heard: false }
     }
 
     /// One round. `load` brings into service what was fetched. Blocking: it may compile a policy.
@@ -74,7 +80,9 @@ impl Follower {
         for Told { slot, id, order, target } in leader.follow(&self.name, reports)? {
             let known = &mut self.slots[slot as usize];
             if known.as_ref().is_none_or(|known| known.id != id) {
-                *known = Some(Known { id, target, tried: Tried::Not });
+                let again = !self.heard && policies.serves(slot, &target);
+                let again_until = again.then(|| Instant::now() + policies.watch());
+                *known = Some(Known { id, target, tried: Tried::Not, again_until });
             }
             let Some(known) = known else { continue };
             match (order, &known.tried) {
@@ -87,22 +95,24 @@ impl Follower {
                     known.tried = load(&request).map_or_else(Tried::Failed, |()| Tried::Done);
                 }
                 (Order::Return, _) if policies.serves(slot, &known.target) => {
-                    let back = policies.rollback(slot);
+                    let back = acting_for("rollout", || policies.rollback(slot));
                     known.tried =
                         back.map_or_else(|e| Tried::Failed(format!("cannot go back: {e}")), |_| Tried::Not);
                 }
                 (Order::Keep | Order::Serve | Order::Return, _) => {}
             }
         }
+        self.heard = true;
         Ok(())
     }
 
     fn report(&self, policies: &PolicyHost, slot: SlotKind) -> Option<Report> {
-        let Known { id, target, tried } = self.slots[slot as usize].as_ref()?;
+        let Known { id, target, tried, again_until } = self.slots[slot as usize].as_ref()?;
         let status = policies.status(slot);
+        let is_again = again_until.is_some_and(|until| Instant::now() < until);
         let said = match tried {
             Tried::Failed(reason) => Said::Failed(reason.clone()),
-            _ if policies.serves(slot, target) && status.watched => Said::Watched,
+            _ if policies.serves(slot, target) && (status.watched || is_again) => Said::Watched,
             _ if policies.serves(slot, target) => Said::Settled,
             Tried::Not => Said::Other,
             Tried::Done => Said::Failed(

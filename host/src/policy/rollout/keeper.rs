@@ -32,6 +32,11 @@ pub enum Error {
     None(SlotKind),
     #[error("the rollout in {slot} was stopped ({reason}); start another one")]
     Stopped { slot: SlotKind, reason: String },
+    #[error(
+        "the rollout {id} of `{name}` in {slot} is on its way; wait until all hosts have it or, once stopped, have gone back \
+         (`kvasir policy rollout status`), or stop it"
+    )]
+    OnItsWay { slot: SlotKind, id: u64, name: String },
     #[error("the rollout {id} in {slot} is no longer there; {now} is")]
     Gone { slot: SlotKind, id: u64, now: u64 },
     #[error(transparent)]
@@ -73,10 +78,11 @@ impl Keeper {
         Ok(Self { db: db.clone(), tree, slots: Mutex::new(slots) })
     }
 
-    /// Starts a rollout, in place of the slot's last one. `request` is what a host needs to bring the target into service.
+    /// Starts a rollout, in place of the slot's last one, which must be over: what a host should go back to is what served before
+    /// that one. `request` is what a host needs to bring the target into service.
     ///
     /// # Errors
-    /// [`Error::State`].
+    /// [`Error::OnItsWay`], [`Error::State`].
     pub fn start(
         &self,
         slot: SlotKind,
@@ -87,6 +93,10 @@ impl Keeper {
         now_ms: u64,
     ) -> Result<Rollout, Error> {
         let mut slots = self.slots.lock();
+        if let Some(last) = slots[slot as usize].as_ref().filter(|last| last.is_on_its_way(now_ms)) {
+            let (id, name) = (last.id, last.target.origin.name().to_owned());
+            return Err(Error::OnItsWay { slot, id, name });
+        }
         let id = slots[slot as usize].as_ref().map_or(Some(1), |last| last.id.checked_add(1));
         let id = id.ok_or_else(|| state("started", &"the last one has the last number there is"))?;
         let rollout = Rollout::new(id, target, by, pause_ms, now_ms);

@@ -3,7 +3,7 @@
 use super::contest::{Contest, SURE, Settled, stands_out};
 use super::{Hook, Slot, Trial, Version};
 use crate::policy::guard::{Breach, GuardConfig, Sample, Window, compare, judge};
-use crate::policy::{Beside, Cause, Guard, Stage, WatchStatus};
+use crate::policy::{Beside, Cause, Guard, Share, Stage, WatchStatus};
 use std::sync::Arc;
 
 /// What the guards of one slot have seen.
@@ -67,8 +67,12 @@ impl Guarded {
         self.watch.is_some() || (self.awaited.is_some() && !config.watch.is_zero())
     }
 
-    pub(in crate::policy) fn watch_status(&self) -> Option<WatchStatus> {
-        let (watch, (_, window)) = (self.watch.as_ref()?, self.active.as_ref()?);
+    /// Of the policy in service. `None` also until the guards have looked at it.
+    pub(in crate::policy) fn watch_status(&self, generation: u64) -> Option<WatchStatus> {
+        let (watch, (seen, window)) = (self.watch.as_ref()?, self.active.as_ref()?);
+        if *seen != generation {
+            return None;
+        }
         Some(WatchStatus {
             seconds_left: watch.until_ms.saturating_sub(self.now_ms) / 1_000,
             window: Beside {
@@ -159,7 +163,12 @@ impl Guarded {
         let compared = seen.compared.as_ref().or(active).filter(|_| !trial.by_guard);
         judge(config, &seen.newcomer, None).or_else(|| {
             let (newcomer, compared) = (&seen.newcomer, compared?);
-            // A shadow is asked of the same requests; a canary may have had the worse ones, while they are few.
+            // A shadow is asked of the same requests; a canary may have had the worse ones, while they are few, and has them in the
+            // same time only over a whole window. One of all requests leaves none for that.
+            let is_of_all = trial.stage == Stage::Canary(Share::PerMille(1_000));
+            if trial.stage != Stage::Shadow && !is_of_all && !newcomer.is_whole() {
+                return None;
+            }
             let is_sure = |breach: &Breach| {
                 trial.stage == Stage::Shadow
                     || stands_out(breach, &newcomer.values(), &compared.values(), SURE)
@@ -209,9 +218,15 @@ impl<H: Hook> Slot<H> {
 
     /// What is in service looks worse than what was before it: it goes, unless both can be compared on the same requests first.
     fn doubt(self: &Arc<Self>, current: &Version<H>, breach: Breach, sample: Sample, now_ms: u64) {
-        let may = self.guarded.lock().watch.as_ref().is_some_and(|watch| !watch.is_uncontested);
+        let (may, is_whole) = {
+            let guarded = self.guarded.lock();
+            let may = guarded.watch.as_ref().is_some_and(|watch| !watch.is_uncontested);
+            (may, guarded.active.as_ref().is_some_and(|(_, window)| window.is_whole()))
+        };
         match may.then(|| self.start_contest(current, breach, sample, now_ms)).flatten() {
             Some(contest) => self.guarded.lock().contest = Some(contest),
+            // A second of traffic is unlike a minute of it, whatever serves.
+            None if !is_whole => {}
             None => self.take_out(current.generation, Cause::Guard(breach.guard), &breach.to_string()),
         }
     }

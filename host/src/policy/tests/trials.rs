@@ -298,7 +298,7 @@ fn a_promoted_policy_that_traps_goes() {
     let (guard, why) = rolled_back(&config(), "trap", calls(1, Some(8)));
     assert_eq!(guard, Guard::Traps);
     let (expected, serves) = ("`bad` taken out of service: guard `traps`: 100.0% of ", "; `mooncake` serves");
-    assert!(why.starts_with(expected) && why.ends_with(serves) && why.contains("over 60s"), "{why}");
+    assert!(why.starts_with(expected) && why.ends_with(serves) && why.contains(" allowed, over "), "{why}");
 }
 
 #[test]
@@ -421,7 +421,35 @@ fn where_the_seat_of_trials_is_taken_the_last_window_decides() {
     host.judge(2 * SECOND);
     (1..=50).for_each(|session| drop(deciding.decide(session, Some(1))));
     host.judge(3 * SECOND);
+    assert_eq!(host.status(SlotKind::Scheduler).name, "random", "a second is no window");
+    (4..=61).for_each(|second| host.judge(second * SECOND));
+    assert_eq!(host.status(SlotKind::Scheduler).name, "random");
+    host.judge(62 * SECOND);
     assert_eq!(host.status(SlotKind::Scheduler).name, "mooncake");
+}
+
+/// The cache was warm for a while, and is cold from here on, for both.
+#[test]
+fn a_canary_is_held_against_what_the_others_had_in_the_same_time() {
+    let (host, _) = host();
+    let mut deciding = Deciding::new(&host);
+    (1..=2_000).for_each(|session| drop(deciding.decide(session, Some(9))));
+    host.judge(SECOND);
+    let half = Stage::Canary(Share::PerMille(500));
+    host.load_as(SlotKind::Scheduler, native("random"), Vec::new(), half).expect("canary");
+    for second in 2..=100 {
+        (1..=50).for_each(|session| drop(deciding.decide(session, Some(1))));
+        host.judge(second * SECOND);
+    }
+    let Beside { newcomer, compared } = trial(&host, SlotKind::Scheduler).window;
+    assert_eq!((newcomer.hit_rate, compared.expect("the others").hit_rate), (Some(0.1), Some(0.1)));
+    for second in 101..=200 {
+        (1..=50).for_each(|session| {
+            deciding.decide_as(session, |seat| Some(if seat == Seat::Trial { 1 } else { 3 }));
+        });
+        host.judge(second * SECOND);
+    }
+    assert_eq!(host.status(SlotKind::Scheduler).trial, None);
 }
 
 #[test]

@@ -106,10 +106,13 @@ impl SecretKey {
     /// The file cannot be read, may be read by others, or has no such key.
     pub fn read(path: &Path) -> Result<Self, KeyError> {
         let metadata = std::fs::metadata(path).map_err(|source| failed(path, source))?;
-        let text = read(path)?;
-        let key = Self::from_pem(&text).map_err(|error| error.of(path))?;
         let mode = metadata.permissions().mode() & 0o777;
-        if mode & 0o077 == 0 { Ok(key) } else { Err(KeyError::Mode { path: path.into(), mode }) }
+        let key = read(path).map(|text| Self::from_pem(&text));
+        // That everybody may read a public key is as it should be.
+        if mode & 0o077 != 0 && !matches!(key, Ok(Err(KeyError::Public))) {
+            return Err(KeyError::Mode { path: path.into(), mode });
+        }
+        key?.map_err(|error| error.of(path))
     }
 
     /// In the older form of PKCS#8, without the public key, which every OpenSSL reads.

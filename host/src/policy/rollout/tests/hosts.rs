@@ -154,6 +154,45 @@ fn goes_on_after_the_keeper_and_a_host_were_started_again() {
 }
 
 #[test]
+fn none_is_started_while_the_last_one_is_on_its_way_or_back() {
+    let (_folder, keeper) = keeper();
+    let mut members = ["a", "b"].map(Member::new);
+    let target = |name: &str, host: &Member| {
+        host.policies.resolve(SLOT, Source::Native(name.into()), Vec::new()).unwrap()
+    };
+    let lru = target("lru", &members[0]);
+    let start_lru = |second: u64| {
+        let now = GATHER_MS + second * SECOND;
+        keeper.start(SLOT, lru.clone(), b"lru", "ann".into(), PAUSE, now).map(|rollout| rollout.id)
+    };
+    start(&keeper, &members[0].policies, "fifo");
+    assert_eq!(rounds(&mut members, &keeper, 0..5), ["fifo", "workload-aware"]);
+    let error = start_lru(5).unwrap_err();
+    assert!(matches!(&error, Error::OnItsWay { id: 1, name, .. } if name == "fifo"), "{error}");
+    keeper.change(SLOT, Change::Stop, "bob").unwrap();
+    assert!(start_lru(5).is_err(), "`a` has not heard of it");
+    assert_eq!(rounds(&mut members, &keeper, 5..8), ["workload-aware"; 2]);
+    assert_eq!(start_lru(8).unwrap(), 2);
+}
+
+/// A policy that ends its host has not passed.
+#[test]
+fn a_host_that_was_started_again_while_it_was_watched_is_watched_once_more() {
+    let (_folder, keeper) = keeper();
+    let mut members = ["a", "b"].map(|name| Member::watching(name, Duration::from_secs(3_600)));
+    start(&keeper, &members[0].policies, "fifo");
+    assert_eq!(rounds(&mut members, &keeper, 0..5), ["fifo", "workload-aware"]);
+    // What served is stored; the guards know nothing of it.
+    members[0] = Member::watching("a", Duration::from_secs(3_600));
+    members[0].policies.load(SLOT, Source::Native("fifo".into()), Vec::new()).unwrap();
+    members[0].policies.judge(0);
+    members[0].policies.judge(4_000 * SECOND);
+    assert!(!members[0].policies.status(SLOT).watched);
+    assert_eq!(rounds(&mut members, &keeper, 5..50), ["fifo", "workload-aware"]);
+    assert_eq!(keeper.list()[0].1.hosts().next().unwrap().1, &Step::Watched);
+}
+
+#[test]
 fn a_rollout_that_was_replaced_is_not_fetched() {
     let (_folder, keeper) = keeper();
     let member = Member::new("a");
