@@ -32,11 +32,11 @@ fn a_wrong_step_says_the_next_right_one() {
     check(&["new", "--lang", "c", "--slot", "victor", "a"], 2, "unknown slot `victor`");
     check(&["new", "--lang", "c", "a"], 2, "--slot");
     check(&[&new[..], &["My_Policy"]].concat(), 2, "it must consist of a-z 0-9 -");
-    check(&["build"], 1, "`kvasir policy new` makes a project");
+    check(&["build"], 2, "`kvasir policy new` makes a project");
     check(&[&new[..], &["lru", "--dir", "with a space"]].concat(), 0, "cd 'with a space'");
     check(&[&new[..], &["lru", "--dir", "with a space"]].concat(), 1, "--dir");
-    check(&["check", "with a space"], 1, "`kvasir policy build` makes it");
-    check(&["check", "none.wasm"], 1, "cannot read policy file none.wasm");
+    check(&["check", "with a space"], 2, "`kvasir policy build` makes it");
+    check(&["check", "none.wasm"], 2, "cannot read policy file none.wasm");
     let python =
         check(&["new", "--lang", "python", "--slot", "balancer", "even", "--json"], 0, r#""dir":"even""#);
     let made: serde_json::Value = serde_json::from_str(&python).unwrap();

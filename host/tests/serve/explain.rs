@@ -220,8 +220,8 @@ fn a_recording_is_asked_of_another_policy_and_of_one_that_fails() {
     for (args, expected) in [
         (&["random", "--on", "/nowhere"][..], "cannot open the recording /nowhere"),
         (&["randon", "--on", file], "did you mean `random`?"),
-        (&["lru", "--on", file], "holds no record of a evictor"),
-        (&["random", "--on", file, "--id", "12345"], "no record of a scheduler with id 12345"),
+        (&["lru", "--on", file], "holds no record of the slot evictor"),
+        (&["random", "--on", file, "--id", "12345"], "no record of the slot scheduler with id 12345"),
         (&["random", "--on", guest], "line 1 of the recording"),
     ] {
         let run = kvasir(&[&["policy", "run"], args].concat());

@@ -50,7 +50,7 @@ fn all_get_a_policy_and_all_go_back_when_one_refuses_it() {
     let [a, b, c] = &hosts;
     let names = || [a, b, c].map(serves);
     a.check(&["policy", "rollout", "status"], b"", 0, "no rollout; start one");
-    a.check(&["policy", "rollout", "stop", SLOT], b"", 2, "no rollout in evictor");
+    a.check(&["policy", "rollout", "stop", SLOT], b"", 1, "no rollout in evictor");
     a.check(&["policy", "rollout", "start", SLOT, "seive"], b"", 2, "did you mean `sieve`");
 
     a.check(&["policy", "rollout", "start", SLOT, "sieve", "--pause", "0s"], b"", 0, "sieve, rolling");
