@@ -285,6 +285,10 @@ impl Network {
         near.set_nonblocking(true)?;
         far.set_nonblocking(true)?;
         let door = self.doors.get_mut(&to).ok_or(ErrorKind::ConnectionRefused)?;
+        if door.waiting.len() >= BACKLOG {
+            // One that stands still for minutes: to write to its door would wait for it outside of the world.
+            return Err(ErrorKind::ConnectionRefused.into());
+        }
         door.outside.write_all(&[1]).map_err(|_| ErrorKind::ConnectionRefused)?;
         door.waiting.push_back((theirs, from));
         let (a, b) = (host_of(from), host_of(to));
@@ -310,6 +314,9 @@ impl Network {
         Ok(ours)
     }
 }
+
+/// Connections that wait to be accepted, at most.
+const BACKLOG: usize = 128;
 
 /// The ways of connection `n` are numbers `2 * n` and the next.
 fn way(connections: &mut BTreeMap<u64, Connection>, number: u64) -> Option<&mut Way> {
