@@ -64,6 +64,8 @@ pub enum TrustError {
     Mode { path: PathBuf, mode: u32 },
     #[error("trust file {} has {bytes} bytes; at most {FILE_BYTES_MAX} are read", path.display())]
     TooLarge { path: PathBuf, bytes: u64 },
+    #[error("trust file {} has a key called `{name}` already; give this one another name", path.display())]
+    NameTaken { path: PathBuf, name: String },
     #[error("trust file {} does not read: {reason}", path.display())]
     Damaged { path: PathBuf, reason: String },
 }
@@ -135,15 +137,20 @@ impl TrustedKeys {
     /// The file cannot be used or written, or has a key of that name.
     pub fn add(path: &Path, key: TrustedKey) -> Result<Self, TrustError> {
         let failed = |source| TrustError::File { path: path.into(), source };
-        let mut text = match Self::read(path) {
-            Ok(_) => std::fs::read_to_string(path).map_err(failed)?,
-            Err(TrustError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => String::new(),
+        let (known, mut text) = match Self::read(path) {
+            Ok(known) => (known, std::fs::read_to_string(path).map_err(failed)?),
+            Err(TrustError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                (Self(Vec::new()), String::new())
+            }
             Err(error) => return Err(error),
         };
         if !text.is_empty() {
             text.push('\n');
         }
         text += &key.to_toml();
+        if known.0.iter().any(|known| known.name == key.name) {
+            return Err(TrustError::NameTaken { path: path.into(), name: key.name });
+        }
         let keys = Self::parse(&text).map_err(|reason| TrustError::Damaged { path: path.into(), reason })?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let write = || {

@@ -197,7 +197,11 @@ fn verify_and_check_answer_by_exit_code() {
     bench.run(&["verify", &lru, "--key", &lru], 2, "");
     bench.run(&["verify", "ghcr.io/acme/lru:1", "--key", &key], 2, "is written oci://ghcr.io/acme/lru:1");
     bench.run(&["trust", "keygen", &bench.file("mine")], 2, "choose another name");
-    bench.run(&["trust", "add", "mine", "--key", &key, "--trust", &trust], 2, "two keys are called `mine`");
+    bench.run(
+        &["trust", "add", "mine", "--key", &key, "--trust", &trust],
+        2,
+        "has a key called `mine` already",
+    );
     bench.run(&["sign", &lru, "--key", &key], 2, "it is a public key; give the private one");
     let list = bench.run(&["trust", "list", "--trust", &trust, "--json"], 0, "mine");
     let list: serde_json::Value = serde_json::from_str(&list).unwrap();

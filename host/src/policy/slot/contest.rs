@@ -9,7 +9,9 @@ use std::time::Duration;
 
 /// The most windows of a contest.
 const WINDOWS_MAX: u32 = 4;
-/// Standard deviations by which the newcomer must be worse: the first for the looks at every second, the second for the one in the end.
+/// Standard deviations by which the newcomer must be worse: within the first window, for the looks at every second after that, and for
+/// the one in the end.
+const CERTAIN: f64 = 6.0;
 pub(super) const SURE: f64 = 3.0;
 const LIKELY: f64 = 2.0;
 const HALF: Stage = Stage::Canary(Share::PerMille(500));
@@ -51,12 +53,13 @@ impl Contest {
         self.newcomer.push(now_ms, newcomer);
         self.before.push(now_ms, before);
         let lasted = Duration::from_millis(now_ms.saturating_sub(self.since_ms));
-        if lasted < config.window {
-            return None;
-        }
         let is_over = lasted >= config.window * WINDOWS_MAX;
         let (newcomer, before) = (self.newcomer.values(), self.before.values());
-        let deviations = if is_over { LIKELY } else { SURE };
+        let deviations = match lasted {
+            _ if is_over => LIKELY,
+            lasted if lasted < config.window => CERTAIN,
+            _ => SURE,
+        };
         let mut broken = compare(config, &self.newcomer, &self.before);
         if let Some(breach) = broken.find(|breach| stands_out(breach, &newcomer, &before, deviations)) {
             return Some(Settled::Worse(Breach { window: lasted, ..breach }));
