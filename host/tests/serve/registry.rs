@@ -94,7 +94,7 @@ fn docker_registry_keeps_policies_and_signatures() {
     run(&["verify", "again.wasm", "--key", "theirs.pub"], 0, "verified");
     let inspected = run(&["inspect", &oci], 0, "evictor lru");
     assert_eq!(inspected.matches("signed ").count(), 2, "{inspected}");
-    run(&["check", &oci], 1, "`kvasir policy pull` makes a file");
+    run(&["check", &oci], 2, "`kvasir policy pull` makes a file");
     run(&["pull", &to], 2, "is here already");
     // The tag moves; the digest does not.
     run(&["push", "fifo.wasm", &to], 0, "signatures 0");
