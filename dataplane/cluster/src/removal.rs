@@ -70,7 +70,8 @@ pub(super) struct Removals {
     kept: OnceLock<Kept>,
     /// The last attempt to keep one failed.
     are_unkept: AtomicBool,
-    /// Blocks that a tier here could not remove: it is asked again.
+    /// Blocks that a tier here could not remove: it is asked again, and until it could their removals are not kept, so that peers
+    /// tell of them again after a restart.
     unfinished: Mutex<HashSet<BlockKey>>,
     /// No generation heard so far is later, or it is of the past; that much is on disk.
     clock_kept: AtomicU64,
@@ -78,7 +79,7 @@ pub(super) struct Removals {
 
 /// How far ahead of what was heard the clock is kept, so that it is written once in this time.
 const KEPT_AHEAD: Duration = Duration::from_secs(5);
-/// Blocks that are asked to be removed again, at most. Removals beyond that are left to the next start of the host.
+/// Blocks that are asked to be removed again, at most. Beyond that, such a block stays until somebody removes it again.
 const UNFINISHED_MAX: usize = 1 << 20;
 
 /// How far clocks of hosts may differ.
@@ -201,8 +202,7 @@ impl Shared {
         self.copies.changed();
         let drop = new.iter().filter(|(_, _, removal)| *removal == Removal::Drop);
         let dropped = self.drop_here(&drop.map(|(key, ..)| *key).collect::<Vec<_>>());
-        let kept: Vec<_> = new.iter().map(|&(key, at, _)| (key, at)).collect();
-        self.keep_removals(&kept);
+        self.keep_finished(new);
         dropped
     }
 
@@ -241,8 +241,21 @@ impl Shared {
             keys.into_iter().filter_map(|key| Some((key, table.removed_at(key)?, Removal::Drop))).collect()
         };
         self.spare_later_puts(&mut again);
-        let again = again.iter().filter(|(_, _, removal)| *removal == Removal::Drop);
-        self.drop_here(&again.map(|(key, ..)| *key).collect::<Vec<_>>());
+        let drop = again.iter().filter(|(_, _, removal)| *removal == Removal::Drop);
+        self.drop_here(&drop.map(|(key, ..)| *key).collect::<Vec<_>>());
+        self.keep_finished(&again);
+    }
+
+    /// Keeps those of these removals that are carried out.
+    fn keep_finished(&self, removals: &[(BlockKey, Generation, Removal)]) {
+        let kept: Vec<_> = {
+            let unfinished = self.removals.unfinished.lock();
+            let finished = removals.iter().filter(|(key, ..)| !unfinished.contains(key));
+            finished.map(|&(key, at, _)| (key, at)).collect()
+        };
+        if !kept.is_empty() {
+            self.keep_removals(&kept);
+        }
     }
 
     /// Takes in the time of another host. Where its clock is ahead of this machine's, this is remembered beyond a restart: what is

@@ -297,6 +297,27 @@ fn a_tier_that_could_not_remove_a_block_is_asked_again() {
     assert!(!one.reads(0) && one.reads(1));
 }
 
+/// It is not kept as carried out, so the host is told again.
+#[test]
+fn a_removal_that_a_tier_could_not_do_is_told_again_after_a_restart() {
+    let (ports, dir) = (ports(2), tempfile::tempdir().unwrap());
+    let disk: Arc<dyn BlockStore> = Arc::new(MemoryStore::new(Tier::Nvme, 1 << 20));
+    let failing = Arc::new(FaultStore::new(Arc::clone(&disk), 1, Rates::default()));
+    let keeping = || Host::settings(1, &ports, |config| config.removals = Some(dir.path().join("removals")));
+    let zero = Host::start(0, &ports, |_| {});
+    let one = on_tier(keeping(), Arc::clone(&failing) as Arc<dyn BlockStore>);
+    until("both are up", || zero.up() == 1 && one.up() == 1);
+    one.put(0);
+    offload_to(Tier::Nvme, &one, 0);
+    (0..10_000).for_each(|_| failing.inject(Call::Remove, Fault::Io));
+    zero.tiering.remove(&[key(0)], zero.clock.now_ms()).unwrap();
+    assert!(disk.exists(&[key(0)])[0]);
+    drop(one);
+    let one = on_tier(keeping(), Arc::clone(&disk));
+    until("it goes all the same", || !disk.exists(&[key(0)])[0]);
+    assert!(!one.reads(0));
+}
+
 #[test]
 fn a_clock_that_was_heard_is_followed_after_a_restart() {
     let (ports, dir) = (ports(1), tempfile::tempdir().unwrap());
