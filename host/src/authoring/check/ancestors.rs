@@ -1,9 +1,8 @@
 //! Whether an evictor takes blocks before their descendants: what is behind a hole can be used by no prompt.
 
-use super::Row;
-use super::Trial;
 use super::panel::Failure;
 use super::trials::{engines, rng};
+use super::{Row, Trial};
 use crate::policy::evictor::EvictorHook;
 use crate::policy::slot::{Hook, Prepared};
 use kvasir_policy::evictor::{Event, EventKind, Layout, NO_SLOT, Victim};

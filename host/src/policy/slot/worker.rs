@@ -303,15 +303,15 @@ impl<H: Hook> Slot<H> {
     /// service.
     fn record(self: &Arc<Self>, version: &Version<H>, called: &str, fault: &Fault) {
         let faults = version.counters.fault(fault);
-        let fault = if called.is_empty() { fault.to_string() } else { format!("`{called}` {fault}") };
+        let said = || if called.is_empty() { fault.to_string() } else { format!("`{called}` {fault}") };
         // The 1st, 2nd, 4th, 8th and so on: one that fails at every call does not push out what else was logged.
         if faults.is_power_of_two() {
             let name = &version.description.name;
-            self.log.add_host(2, &format!("`{name}`: {fault}; fault {faults} of it"));
+            self.log.add_host(2, &format!("`{name}`: {}; fault {faults} of it", said()));
         }
         if let Some(within) = version.breaker.fault(Instant::now()) {
             let (slot, generation) = (self.clone(), version.generation);
-            let why = format!("{within}, the last one: {fault}");
+            let why = format!("{within}, the last one: {}", said());
             self.builder.submit(move || slot.take_out(generation, Cause::Breaker, &why));
         }
     }
