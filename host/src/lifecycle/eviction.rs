@@ -318,14 +318,13 @@ impl Owner {
         let now_ms = self.clock.now_ms();
         self.victims.clear();
         self.slots.clear();
-        if let Err(KnowsNothing) = self.worker.select_victims(now_ms, want, &mut self.victims) {
+        self.chosen += 1;
+        let natively = self.worker.on_fallback();
+        if let Err(reason) = self.ask(now_ms, want) {
             self.begin_anew();
-            return 0;
-        }
-        if let Err(reason) = self.check(want) {
-            self.counts.invalid.fetch_add(1, Relaxed);
-            self.worker.invalid(reason.to_string());
-            self.begin_anew();
+            if !natively {
+                self.sample(now_ms, want, Some(reason));
+            }
             return 0;
         }
         if let Some(next) = &mut self.next {
@@ -335,23 +334,43 @@ impl Owner {
         }
         self.counts.victims.fetch_add(self.slots.len() as u64, Relaxed);
         self.remember(now_ms);
-        self.sample(now_ms);
+        // What the native twin chose in place of a policy says nothing about that policy.
+        if !natively {
+            self.sample(now_ms, want, None);
+        }
         let demotion = |victim: &Victim| Demotion { slot: victim.slot, to: destination(victim.demote_to) };
         let victims: Vec<_> = self.victims.iter().map(demotion).collect();
         let offered = self.tiering.offer(&victims, urgent, now_ms);
         offered.taken + offered.replaced
     }
 
-    fn sample(&mut self, now_ms: u64) {
-        self.chosen += 1;
-        // What the native twin chose in place of a policy says nothing about that policy.
-        if !self.explain.takes(self.chosen) || self.worker.on_fallback() {
+    /// Has the policy's choice in `victims` and `slots`, or tells what was wrong with it.
+    fn ask(&mut self, now_ms: u64, want: u32) -> Result<(), String> {
+        let asked = self.worker.select_victims(now_ms, want, &mut self.victims);
+        asked.map_err(|fault| fault.to_string())?;
+        self.check(want).map_err(|bad| {
+            let reason = bad.to_string();
+            self.counts.invalid.fetch_add(1, Relaxed);
+            self.worker.invalid(reason.clone());
+            reason
+        })
+    }
+
+    /// Writes the last choice to the file of samples, if it is one of them; with `failure`, that the policy made none.
+    fn sample(&self, now_ms: u64, want: u32, failure: Option<String>) {
+        if !self.explain.takes(self.chosen) {
             return;
         }
+        let victims = if failure.is_some() { &[] } else { &self.victims[..] };
         let (policy, tiers) = (self.worker.policy_of(), self.worker.tiers());
-        let (id, at_ms, victims) = (self.chosen, unix_ms(), &self.victims[..]);
-        let chosen = piece::Chosen { id, now_ms, at_ms, policy, victims, tiers };
-        self.explain.write(self.worker.answered(piece::record(&self.store, chosen)));
+        let (id, at_ms) = (self.chosen, unix_ms());
+        let chosen = piece::Chosen { id, now_ms, at_ms, policy, want, victims, tiers };
+        let mut record = piece::record(&self.store, chosen);
+        if failure.is_none() {
+            return self.explain.write(self.worker.answered(record));
+        }
+        record.fallback = failure;
+        self.explain.write(move || Some(record));
     }
 
     /// Keeps what was chosen, for callers that ask, before the store acts on it.

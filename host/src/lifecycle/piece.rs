@@ -25,6 +25,8 @@ pub(super) struct Chosen<'a> {
     pub(super) now_ms: u64,
     pub(super) at_ms: u64,
     pub(super) policy: PolicyOf,
+    /// How many victims were asked for.
+    pub(super) want: u32,
     pub(super) victims: &'a [Victim],
     /// Rows of the tiers, as the policy knows them.
     pub(super) tiers: &'a [f32],
@@ -32,7 +34,7 @@ pub(super) struct Chosen<'a> {
 
 /// The record, without an answer.
 pub(super) fn record(store: &DramStore, chosen: Chosen<'_>) -> Record {
-    let Chosen { id, now_ms, at_ms, policy, victims, tiers } = chosen;
+    let Chosen { id, now_ms, at_ms, policy, want, victims, tiers } = chosen;
     let (events, blocks) = events(store, id, victims);
     let mut words = Vec::new();
     let base_ms = encode(&events, &mut words);
@@ -42,7 +44,6 @@ pub(super) fn record(store: &DramStore, chosen: Chosen<'_>) -> Record {
         pushed.push(("update-tiers".to_owned(), bits(tiers)));
     }
     pushed.push(("on-events".to_owned(), told));
-    let want = (victims.len() as u64).min(blocks.into());
     Record {
         record: FORMAT,
         slot: SlotKind::Evictor.to_string(),
@@ -50,7 +51,7 @@ pub(super) fn record(store: &DramStore, chosen: Chosen<'_>) -> Record {
         at_ms,
         policy,
         pushed,
-        asked: Call::select_victims(now_ms, want),
+        asked: Call::select_victims(now_ms, want.min(blocks).into()),
         answer: Vec::new(),
         scores: Vec::new(),
         fallback: None,
@@ -112,7 +113,8 @@ mod tests {
         let slot = |n: u64| store.stat(&[key(n)]).unwrap()[0].as_ref().unwrap().slot;
         let victims = [Victim::new(slot(2)), Victim::new(slot(7))];
         let policy = PolicyOf::default();
-        let chosen = Chosen { id: 1, now_ms: 99_000, at_ms: 5, policy, victims: &victims, tiers: &[] };
+        let chosen =
+            Chosen { id: 1, now_ms: 99_000, at_ms: 5, policy, want: 2, victims: &victims, tiers: &[] };
         let record = record(&store, chosen);
         record.check().unwrap();
         assert_eq!(record.pushed[0].1[0], 20, "all blocks of a small pool");

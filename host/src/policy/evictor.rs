@@ -6,7 +6,7 @@ use super::bindings::evictor::Evictor as Component;
 use super::control::{component_control, native_control};
 use super::guest::Guest;
 use super::log::Log;
-use super::record::{PolicyOf, Record};
+use super::record::{PlayError, PolicyOf, Record};
 use super::slot::{Builtin, Found, Hook, OnTrial, Policy, Slot, Worker};
 use super::{Error, Fault, Limits, Module, SlotKind};
 use kvasir_policy::Evictor;
@@ -258,20 +258,15 @@ impl EvictorWorker {
     /// [`EvictorWorker::invalid`].
     ///
     /// # Errors
-    /// [`KnowsNothing`]: the component failed, and its native twin serves now.
-    pub fn select_victims(
-        &mut self,
-        now_ms: u64,
-        want: u32,
-        victims: &mut Vec<Victim>,
-    ) -> Result<(), KnowsNothing> {
+    /// The component failed so, and its native twin serves now, which [`KnowsNothing`].
+    pub fn select_victims(&mut self, now_ms: u64, want: u32, victims: &mut Vec<Victim>) -> Result<(), Fault> {
         if let Some(native) = &mut self.fallback {
             self.worker.version().counters.fallback();
             let _ = native.select_victims(now_ms, want, victims); // it does not fail
             return Ok(());
         }
         let asked = self.worker.ask(|engine| engine.select_victims(now_ms, want, victims));
-        self.or_fall_back(asked)
+        asked.inspect_err(|fault| self.failed(fault))
     }
 
     /// Reports that the last answer was not within the contract, for `reason`. The native twin serves now, and knows
@@ -300,13 +295,20 @@ impl EvictorWorker {
         PolicyOf::from(&**self.worker.version())
     }
 
-    /// Asks another instance of the policy in service what was recorded, elsewhere and later, and keeps its answer.
+    /// Asks another instance of the policy in service what was recorded, elsewhere and later, and keeps its answer, or how
+    /// it failed.
     pub fn answered(&self, mut record: Record) -> impl FnOnce() -> Option<Record> + Send + use<> {
         let beside = self.worker.beside();
         move || {
             let mut engine = beside()?;
             let start = Instant::now();
-            record.answer = record.play::<EvictorHook>(&mut *engine, false).ok()?.answer;
+            match record.play::<EvictorHook>(&mut *engine, false) {
+                Ok(played) => record.answer = played.answer,
+                Err(PlayError::Fault { function, fault }) => {
+                    record.fallback = Some(format!("in `{function}`: {fault}"));
+                }
+                Err(_) => return None,
+            }
             record.ns = start.elapsed().as_nanos() as u64;
             Some(record)
         }
@@ -330,18 +332,17 @@ impl EvictorWorker {
             let _ = f(native.as_mut()); // it does not fail
             return Ok(());
         }
-        let told = self.worker.tell(f);
-        self.or_fall_back(told)
-    }
-
-    fn or_fall_back(&mut self, called: Result<(), Fault>) -> Result<(), KnowsNothing> {
-        called.map_err(|fault| {
-            if matches!(fault, Fault::Invalid(_)) {
-                self.worker.drop_engine(); // the native twin has its place until there is a fresh one
-            }
-            self.fall_back();
+        self.worker.tell(f).map_err(|fault| {
+            self.failed(&fault);
             KnowsNothing
         })
+    }
+
+    fn failed(&mut self, fault: &Fault) {
+        if matches!(fault, Fault::Invalid(_)) {
+            self.worker.drop_engine(); // the native twin has its place until there is a fresh one
+        }
+        self.fall_back();
     }
 
     fn fall_back(&mut self) {
