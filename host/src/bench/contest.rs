@@ -225,6 +225,10 @@ fn evictor(contest: &mut Contest<EvictorHook>) -> Result<Vec<Row>, Error> {
                 return Err(Error::Fault { name: name_of.clone(), row: name, fault });
             }
         }
+        // Nothing was measured of a pool that so few requests did not fill.
+        if pools.iter().any(|pool| pool.counts().evictions == 0) {
+            continue;
+        }
         let [policy, native_default, component_default] = pools.each_ref().map(|pool| Timing {
             mean: (pool.evict_ns_mean() * 10.0).round() / 10.0,
             p50: pool.select_ns().value_at_quantile(0.5) as f64,
@@ -369,7 +373,8 @@ mod tests {
     fn every_slot_is_measured_beside_its_defaults() {
         let rows = [
             ("round-robin", ["schedule/8", "schedule/64", "schedule/512"].as_slice()),
-            ("lru", &["evict/512", "evict/4096", "evict/16384"]),
+            // The largest pool of an evictor is not full after so few requests.
+            ("lru", &["evict/512", "evict/4096"]),
             ("slo", &["admit-request", "admit-blocks/1", "admit-blocks/64", "admit-blocks/512"]),
             ("static", &["tick/8", "tick/64", "tick/512"]),
         ];
@@ -379,10 +384,8 @@ mod tests {
             let names: Vec<_> = report.rows.iter().map(|row| row.name.as_str()).collect();
             assert_eq!(names, expected, "{name}");
             assert!(report.memory_bytes > 0 && report.load_ms > 0.0, "{report:?}");
-            // The largest pool of an evictor is not full after so few requests.
             let measured = |row: &Row| [row.policy, row.native_default, row.component_default].map(|t| t.p50);
-            let full = report.rows.iter().filter(|row| row.name != "evict/16384");
-            assert!(full.flat_map(measured).all(|ns| ns > 0.0), "{report:?}");
+            assert!(report.rows.iter().flat_map(measured).all(|ns| ns > 0.0), "{report:?}");
             assert!(report.text().contains("an instance"), "{}", report.text());
             let json = serde_json::to_value(&report).unwrap();
             assert!(

@@ -187,7 +187,7 @@ fn a_choice_is_told_with_its_standing_among_the_scores() {
         "{said}"
     );
     let table = words::prefill(&found);
-    assert_eq!((table.rows.len(), table.rows[4].values[0], table.rows[4].barred), (5, 5.0, None));
+    assert_eq!((table.rows.len(), table.rows[4].values[0], &table.rows[4].barred), (5, 5.0, &None));
 }
 
 #[test]

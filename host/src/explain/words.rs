@@ -1,6 +1,7 @@
 //! A decision in words, and its candidates in rows.
 
 use super::Found;
+use crate::policy::chain::{PartSaid, Role};
 use kvasir_policy::admitter::Verdict;
 use kvasir_policy::scheduler::{Candidates, DECODE_ROW, Decision, Layout, PREFILL_ROW, Placement, Request};
 
@@ -11,7 +12,7 @@ pub const UNKNOWN: f32 = f32::NEG_INFINITY;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
     /// Names of the values in each row, with their units.
-    pub columns: Vec<&'static str>,
+    pub columns: Vec<String>,
     pub rows: Vec<Row>,
 }
 
@@ -21,7 +22,7 @@ pub struct Row {
     /// Number of the registration; 0 for an empty slot.
     pub identity: u32,
     /// Why it could not be chosen.
-    pub barred: Option<&'static str>,
+    pub barred: Option<String>,
     pub values: Vec<f32>,
 }
 
@@ -85,11 +86,39 @@ fn table(rows: &[f32], stride: usize, columns: Vec<Column<'_>>, can: impl Fn(usi
             (true, true) => None,
         };
         let values = columns.iter().map(|(_, value)| value(slot as usize, row)).collect();
-        Row { slot, identity, barred, values }
+        Row { slot, identity, barred: barred.map(str::to_owned), values }
     };
     let stood = |row: &Row| row.identity != 0 || row.barred.is_none();
     let rows = rows.chunks_exact(stride).map(row).filter(stood).collect();
-    Table { columns: columns.into_iter().map(|(name, _)| name).collect(), rows }
+    Table { columns: columns.into_iter().map(|(name, _)| name.to_owned()).collect(), rows }
+}
+
+impl Table {
+    /// Puts what the filters and scorers of a chain said of the rows in front of the other columns, `number` being that of a
+    /// slot among what a part says; one that says nothing of this table has no column. Whom a filter took out could not be chosen.
+    pub fn with_parts(mut self, parts: &[PartSaid], number: impl Fn(u32) -> usize) -> Self {
+        let heard = |part: &&PartSaid| self.rows.iter().any(|row| number(row.slot) < part.scores.len());
+        let parts: Vec<_> = parts.iter().filter(heard).collect();
+        for (at, PartSaid { name, role, scores }) in parts.into_iter().enumerate() {
+            self.columns.insert(at, part_title(name, *role));
+            for row in &mut self.rows {
+                let score = scores.get(number(row.slot)).map_or(UNKNOWN, |bits| f32::from_bits(*bits));
+                row.values.insert(at, score);
+                if *role == Role::Filter && score == f32::INFINITY && row.barred.is_none() {
+                    row.barred = Some(format!("out by {name}"));
+                }
+            }
+        }
+        self
+    }
+}
+
+fn part_title(name: &str, role: Role) -> String {
+    match role {
+        Role::Filter => format!("{name}, filter"),
+        Role::Score { weight_permille } => format!("{name}, weight {}", f64::from(weight_permille) / 1e3),
+        Role::Pick => name.to_owned(),
+    }
 }
 
 /// Why a request was rejected, by the numbers of the contract.

@@ -12,6 +12,7 @@ pub use file::{is_chain, parse, read, text};
 
 use super::SlotKind;
 use super::fault::{Error, Fault};
+use super::record::bits;
 use super::scheduler::SchedulerEngine;
 use super::slot::{ChainPart, Policy, Source};
 use crate::fleet::{Invalid, check_scores};
@@ -62,6 +63,15 @@ pub(super) fn check(slot: SlotKind, name: &str, parts: &[ChainPart]) -> Result<(
         Some(_) => refuse("one of its parts is a chain itself".into()),
         None => Ok(()),
     }
+}
+
+/// What a filter or scorer said of the candidates of one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartSaid {
+    pub name: String,
+    pub role: Role,
+    /// As the part gave them, as bits; of the decode table after those of the prefill table, or of neither.
+    pub scores: Vec<u32>,
 }
 
 /// A part, ready to be asked.
@@ -180,8 +190,8 @@ impl Chain {
         self.all().try_for_each(|part| f(&mut *part.engine).map_err(|fault| of(part, fault)))
     }
 
-    /// Asks filters and scorers one after the other, each about what those before it left.
-    fn ask_parts(&mut self, question: &Question) -> Result<(), Fault> {
+    /// Asks filters and scorers one after the other, each about what those before it left. `hear` is told what each says.
+    fn ask_parts(&mut self, question: &Question, mut hear: impl FnMut(&Part, &[f32])) -> Result<(), Fault> {
         let Self { parts, prefill, decode, question: asked, .. } = self;
         prefill.begin();
         decode.begin();
@@ -190,6 +200,7 @@ impl Chain {
             let scores = part.engine.score(asked).map_err(|fault| of(part, fault))?;
             let invalid = |e: Invalid| Fault::Invalid(e.to_string());
             check_scores(&scores, prefill.slots, decode.slots).map_err(|e| of(part, invalid(e)))?;
+            hear(part, &scores);
             let (of_prefill, of_decode) = scores.split_at(scores.len().min(prefill.slots));
             match part.role {
                 Role::Filter => {
@@ -301,13 +312,13 @@ impl SchedulerEngine for Chain {
     }
 
     fn schedule(&mut self, question: &Question) -> Result<Decision, Fault> {
-        self.ask_parts(question)?;
+        self.ask_parts(question, |_, _| {})?;
         self.pick()
     }
 
     /// The weighed sums; what the picker says if nobody scored.
     fn explain(&mut self, question: &Question) -> Result<Vec<f32>, Fault> {
-        self.ask_parts(question)?;
+        self.ask_parts(question, |_, _| {})?;
         if !self.prefill.scored && !self.decode.scored {
             let Self { picker, question, .. } = self;
             return picker.engine.explain(question).map_err(|fault| of(picker, fault));
@@ -321,5 +332,13 @@ impl SchedulerEngine for Chain {
 
     fn score(&mut self, question: &Question) -> Result<Vec<f32>, Fault> {
         self.explain(question)
+    }
+
+    fn parts(&mut self, question: &Question) -> Result<Vec<PartSaid>, Fault> {
+        let mut said = Vec::new();
+        self.ask_parts(question, |part, scores| {
+            said.push(PartSaid { name: part.name.clone(), role: part.role, scores: bits(scores) });
+        })?;
+        Ok(said)
     }
 }

@@ -1,5 +1,6 @@
 //! What a policy says about itself reaches logs, tables, metrics and terminals, so it is checked first.
 
+use crate::text::printable;
 use kvasir_policy::Description;
 
 const NAME_BYTES: usize = 64;
@@ -10,14 +11,16 @@ const DOC_BYTES: usize = 4 << 10;
 /// What the contract does not allow a policy to say about itself, and what it allows.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadDescription {
-    #[error("its name has {bytes} bytes and must be 1 to {NAME_BYTES} of a-z 0-9 -")]
-    Name { bytes: usize },
-    #[error("its version has {bytes} bytes and must be like 1.2.3 or 1.2.3-rc.1, at most {NAME_BYTES}")]
-    Version { bytes: usize },
+    #[error("its name is `{shown}` ({bytes} bytes) and must be 1 to {NAME_BYTES} of a-z 0-9 -")]
+    Name { shown: String, bytes: usize },
+    #[error(
+        "its version is `{shown}` ({bytes} bytes) and must be like 1.2.3 or 1.2.3-rc.1, at most {NAME_BYTES}"
+    )]
+    Version { shown: String, bytes: usize },
     #[error("it has {count} settings; at most {SETTINGS} are allowed")]
     Settings { count: usize },
-    #[error("the name of setting {place} must be 1 to {NAME_BYTES} of a-z 0-9 -")]
-    SettingName { place: usize },
+    #[error("the name of setting {place} is `{shown}` and must be 1 to {NAME_BYTES} of a-z 0-9 -")]
+    SettingName { place: usize, shown: String },
     #[error("the {part} of setting `{name}` has {bytes} bytes; at most {limit} are allowed")]
     SettingText { part: &'static str, name: String, bytes: usize, limit: usize },
 }
@@ -27,17 +30,17 @@ pub enum BadDescription {
 pub(super) fn check(description: &Description) -> Result<(), BadDescription> {
     let Description { name, version, slot: _, settings } = description;
     if !is_name(name) {
-        return Err(BadDescription::Name { bytes: name.len() });
+        return Err(BadDescription::Name { shown: printable(name, NAME_BYTES), bytes: name.len() });
     }
     if !is_version(version) {
-        return Err(BadDescription::Version { bytes: version.len() });
+        return Err(BadDescription::Version { shown: printable(version, NAME_BYTES), bytes: version.len() });
     }
     if settings.len() > SETTINGS {
         return Err(BadDescription::Settings { count: settings.len() });
     }
     for (place, setting) in settings.iter().enumerate() {
         if !is_name(&setting.name) {
-            return Err(BadDescription::SettingName { place });
+            return Err(BadDescription::SettingName { place, shown: printable(&setting.name, NAME_BYTES) });
         }
         for (part, text, limit) in
             [("default", &setting.default, DEFAULT_BYTES), ("doc", &setting.doc, DOC_BYTES)]
@@ -80,16 +83,16 @@ mod tests {
         let named = |name: &str| Description::scheduler(name, "1.2.3");
         check(named("least-loaded-2"), "");
         for name in ["", "Mooncake", "a b", "a\nb", "x\u{1b}[2J", &"x".repeat(65), &"x".repeat(5 << 20)] {
-            check(named(name), "its name");
+            check(named(name), "its name is `");
         }
         for version in ["0.1.0", "1.2.3-rc.1", "1.2.3+build.5"] {
             check(Description::evictor("a", version), "");
         }
         for version in ["", "1", "1.2", "not a version", "1.2.x", "1.2.3-\n", &"1".repeat(1 << 20)] {
-            check(Description::evictor("a", version), "its version");
+            check(Description::evictor("a", version), "its version is `");
         }
         check(named("a").setting("share-of-pool", "0.5", "part, 0 to 1"), "");
-        check(named("a").setting("Share", "0.5", ""), "setting 0");
+        check(named("a").setting("Share", "0.5", ""), "setting 0 is `Share`");
         check(named("a").setting("share", "0".repeat(2 << 10), ""), "default of setting `share`");
         check(named("a").setting("share", "0", &"x".repeat(5 << 10)), "doc of setting `share`");
         let many = (0..65).fold(named("a"), |d, i| d.setting(&format!("s{i}"), 0, ""));

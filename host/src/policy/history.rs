@@ -45,7 +45,7 @@ pub struct Entry {
     /// `operator`, `folder`, `guard`, `breaker` or `restart`.
     #[serde(default)]
     pub cause: String,
-    /// One word: `loaded`, `promoted`, and so on.
+    /// One word: `loaded`, `set`, `promoted`, and so on.
     pub action: String,
     /// The stage of a policy that goes on trial.
     #[serde(default)]
@@ -56,6 +56,9 @@ pub struct Entry {
     /// What served before, if it does not any more.
     #[serde(default)]
     pub before: Option<Named>,
+    /// The settings of `before`.
+    #[serde(default)]
+    pub before_settings: Vec<(String, String)>,
     #[serde(default)]
     pub reason: String,
 }
@@ -103,6 +106,7 @@ impl From<&Change> for Entry {
         };
         let (action, stage) = match action {
             Action::Loaded => ("loaded", None),
+            Action::Set => ("set", None),
             Action::Tried(stage) => ("tried", Some(stage)),
             Action::Promoted => ("promoted", None),
             Action::TrialEnded => ("trial-ended", None),
@@ -124,6 +128,7 @@ impl From<&Change> for Entry {
             policy: policy.map(Named::from).unwrap_or_default(),
             settings: policy.map(|policy| policy.settings.clone()).unwrap_or_default(),
             before: before.map(Named::from),
+            before_settings: before.map(|before| before.settings.clone()).unwrap_or_default(),
             reason: reason.clone().unwrap_or_default(),
         }
     }
@@ -285,6 +290,7 @@ fn bounded(entry: Entry) -> Entry {
         policy: named(entry.policy),
         settings: bounded_settings(&entry.settings),
         before: entry.before.map(named),
+        before_settings: bounded_settings(&entry.before_settings),
         reason: printable(&entry.reason, REASON_BYTES),
         ..entry
     }

@@ -3,6 +3,7 @@
 use super::admitter::AdmitterHook;
 use super::balancer::BalancerHook;
 use super::catalog::Catalog;
+use super::chain::PartSaid;
 use super::evictor::EvictorHook;
 use super::guards::Looking;
 use super::log::Log;
@@ -303,7 +304,7 @@ impl PolicyHost {
         let mut engine = self.scheduler.engine_of(generation)?;
         let played = record.play::<SchedulerHook>(&mut *engine, true).ok()?;
         let scores = played.scores.iter().copied().map(f32::from_bits).collect();
-        Some(Again { scores, same: played.answer == record.answer })
+        Some(Again { scores, parts: played.parts, same: played.answer == record.answer })
     }
 
     /// What serves a slot, with its code; that of default policies only if it is asked for. Blocking.
@@ -414,6 +415,8 @@ impl PolicyHost {
 pub struct Again {
     /// Unchecked. Empty means that it gives none.
     pub scores: Vec<f32>,
+    /// What the filters and scorers of a chain say.
+    pub parts: Vec<PartSaid>,
     /// Whether it decides as it did then.
     pub same: bool,
 }

@@ -60,6 +60,8 @@ pub enum Step {
     Waiting,
     /// It has not said yet that it serves it.
     Told,
+    /// It was told, and somebody has paused the slot there.
+    Paused,
     /// It serves it, and its guards compare.
     Watched,
     Settled,
@@ -68,6 +70,13 @@ pub enum Step {
     },
     /// It went back because the rollout was stopped.
     Back,
+}
+
+impl Step {
+    /// No other host is told before this one is through.
+    fn is_under_way(&self) -> bool {
+        matches!(self, Self::Told | Self::Paused | Self::Watched)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,6 +91,8 @@ struct Place {
 pub enum Said {
     /// Another policy serves.
     Other,
+    /// The same, and the slot is paused.
+    Paused,
     /// It serves, and the host's guards compare it with the one before.
     Watched,
     /// It serves, and passed.
@@ -125,7 +136,7 @@ impl Rollout {
         self.stop_if_silent(now_ms);
         Ok(match (&self.phase, &self.hosts[host].step) {
             (Phase::Stopped { .. }, _) if serves => Order::Return,
-            (Phase::Rolling, Step::Told) => Order::Serve, // it did not hear the last answer
+            (Phase::Rolling, Step::Told | Step::Paused) => Order::Serve, // it did not hear the last answer
             (Phase::Rolling, Step::Waiting) if self.is_next(host, now_ms) => {
                 self.set(host, Step::Told);
                 Order::Serve
@@ -142,13 +153,23 @@ impl Rollout {
         let step = match (&place.step, said) {
             (Step::Failed { .. }, _) => return,
             (_, Said::Failed(reason)) => Step::Failed { reason },
-            (Step::Watched | Step::Settled, Said::Other) if matches!(self.phase, Phase::Stopped { .. }) => {
+            // It never had it, and is not told again.
+            (Step::Told | Step::Paused, Said::Other | Said::Paused)
+                if matches!(self.phase, Phase::Stopped { .. }) =>
+            {
+                Step::Waiting
+            }
+            (Step::Told | Step::Paused, Said::Paused) => Step::Paused,
+            (Step::Paused, Said::Other) => Step::Told,
+            (Step::Watched | Step::Settled, Said::Other | Said::Paused)
+                if matches!(self.phase, Phase::Stopped { .. }) =>
+            {
                 Step::Back
             }
-            (Step::Watched | Step::Settled, Said::Other) => {
+            (Step::Watched | Step::Settled, Said::Other | Said::Paused) => {
                 Step::Failed { reason: "it serves another policy now".into() }
             }
-            (step, Said::Other) => step.clone(),
+            (step, Said::Other | Said::Paused) => step.clone(),
             (Step::Settled, Said::Watched) => Step::Settled, // it was started again
             (_, Said::Watched) => Step::Watched,
             (_, Said::Settled) => Step::Settled,
@@ -162,9 +183,7 @@ impl Rollout {
     }
 
     fn stop_if_silent(&mut self, now_ms: u64) {
-        let silent = |place: &Place| {
-            matches!(place.step, Step::Told | Step::Watched) && now_ms > place.heard_ms + SILENT_MS
-        };
+        let silent = |place: &Place| place.step.is_under_way() && now_ms > place.heard_ms + SILENT_MS;
         if let Some((host, place)) = self.hosts.iter().find(|(_, place)| silent(place)) {
             let seconds = (now_ms - place.heard_ms) / 1_000;
             stop(&mut self.phase, format!("{host}: not heard of for {seconds} s since it was told"));
@@ -174,7 +193,7 @@ impl Rollout {
     /// One host at a time, in the order of their names.
     fn is_next(&self, host: &str, now_ms: u64) -> bool {
         let gathered = now_ms >= self.since_ms.saturating_add(GATHER_MS);
-        let busy = self.hosts.values().any(|place| matches!(place.step, Step::Told | Step::Watched));
+        let busy = self.hosts.values().any(|place| place.step.is_under_way());
         let rested = self.settled_ms.is_none_or(|at| now_ms >= at.saturating_add(self.pause_ms));
         let waits = |place: &Place| place.step == Step::Waiting && now_ms <= place.heard_ms + AWAY_MS;
         let first = self.hosts.iter().find(|(_, place)| waits(place));
@@ -235,10 +254,10 @@ impl Rollout {
         let is_stopped = matches!(self.phase, Phase::Stopped { .. });
         let there = self.hosts.values().filter(|place| now_ms <= place.heard_ms.saturating_add(AWAY_MS));
         there.map(|place| &place.step).any(|step| match step {
-            Step::Told | Step::Watched => true,
+            step if step.is_under_way() => true,
             Step::Settled => is_stopped,
             Step::Waiting => !is_stopped,
-            Step::Failed { .. } | Step::Back => false,
+            _ => false,
         })
     }
 

@@ -8,7 +8,7 @@ pub use self::worker::{Outcome, SchedulerWorker, Seat, SharedThresholds};
 
 use super::bindings::scheduler::Scheduler as Component;
 use super::bindings::scheduler::exports::kvasir::policy::scheduling;
-use super::chain::{Chain, Part, Role};
+use super::chain::{Chain, Part, PartSaid, Role};
 use super::control::{component_control, native_control};
 use super::guest::Guest;
 use super::log::Log;
@@ -59,6 +59,14 @@ pub trait SchedulerEngine: Policy {
     /// # Errors
     /// As `open`.
     fn score(&mut self, question: &Question) -> Result<Vec<f32>, Fault>;
+
+    /// What each filter and scorer of a chain says, in their order. A policy that is no chain has none.
+    ///
+    /// # Errors
+    /// As `open`.
+    fn parts(&mut self, _question: &Question) -> Result<Vec<PartSaid>, Fault> {
+        Ok(Vec::new())
+    }
 }
 
 /// A policy compiled into this binary, with the tables it decides on. Never fails.

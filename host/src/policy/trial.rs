@@ -164,6 +164,8 @@ pub struct Change {
 pub enum Action {
     /// It came into service without a trial.
     Loaded,
+    /// It serves with other settings than before.
+    Set,
     /// It is on trial in that stage.
     Tried(Stage),
     /// It came into service from its trial.

@@ -2,6 +2,7 @@ use super::store::{block, own_keys};
 use super::validate;
 use crate::explain::{Admitted, Decided, Found, blocks, unix_ms_of, words};
 use crate::host::Host;
+use crate::policy::Again;
 use crate::policy::record::PolicyOf;
 use kvasir_policy::admitter::Verdict;
 use kvasir_policy::scheduler::{Decision, Placement, Request as Asked};
@@ -119,17 +120,23 @@ impl Names {
     }
 
     fn spoken(&self, prefill: bool, slot: u32) -> String {
-        self.instance(prefill, slot).unwrap_or_else(|| format!("slot {slot}"))
+        let gone = || format!("slot {slot} (whose instance has left or registered again since)");
+        self.instance(prefill, slot).unwrap_or_else(gone)
     }
 }
 
 fn explained(host: &Host, found: &Found, record: bool) -> proto::ExplainDecisionResponse {
     let now_ms = host.clock.now_ms();
     let at_ms = unix_ms_of(found.decided.at_ms, now_ms);
-    let (scores, scores_from) = scores(host, found, at_ms);
-    let names =
-        Names { slots: host.conductor.slots(), prefill: words::prefill(found), decode: words::decode(found) };
+    let again = host.policies.ask_again(&found.record(at_ms), found.decided.generation);
+    let parts = again.as_ref().map_or(Vec::new(), |again| again.parts.clone());
+    let (scores, scores_from) = scores(found, again);
     let prefill_slots = found.question.slots()[0];
+    let names = Names {
+        slots: host.conductor.slots(),
+        prefill: words::prefill(found).with_parts(&parts, |slot| slot as usize),
+        decode: words::decode(found).with_parts(&parts, |slot| prefill_slots + slot as usize),
+    };
     let of_prefill = scores.get(..prefill_slots).unwrap_or(&[]);
     let of_decode = scores.get(prefill_slots..).unwrap_or(&[]);
     let decided = &found.decided;
@@ -169,14 +176,12 @@ fn explained(host: &Host, found: &Found, record: bool) -> proto::ExplainDecision
 }
 
 /// The scores asked for with the decision, or else those of another instance of the policy, if it still serves.
-fn scores(host: &Host, found: &Found, at_ms: u64) -> (Vec<f32>, proto::ScoresFrom) {
+fn scores(found: &Found, again: Option<Again>) -> (Vec<f32>, proto::ScoresFrom) {
     use proto::ScoresFrom;
     if !found.scores.is_empty() {
         return (found.scores.clone(), ScoresFrom::Decision);
     }
-    let Some(again) = host.policies.ask_again(&found.record(at_ms), found.decided.generation) else {
-        return (Vec::new(), ScoresFrom::Unspecified);
-    };
+    let Some(again) = again else { return (Vec::new(), ScoresFrom::Unspecified) };
     let fits = found.told().check_scores(&again.scores).is_ok();
     match (again.scores.is_empty() || !fits, again.same || found.decided.fallback.is_some()) {
         (true, _) => (Vec::new(), ScoresFrom::Unspecified),
@@ -196,14 +201,11 @@ fn candidates(names: &Names, prefill: bool, chosen: Option<Placement>, scores: &
         instance: names.instance(prefill, row.slot).unwrap_or_default(),
         chosen: is(row.slot),
         source: source(row.slot),
-        barred: row.barred.unwrap_or_default().to_owned(),
+        barred: row.barred.clone().unwrap_or_default(),
         score: scores.get(row.slot as usize).copied(),
         values: row.values.clone(),
     };
-    proto::Candidates {
-        columns: table.columns.iter().map(|name| (*name).to_owned()).collect(),
-        rows: table.rows.iter().map(row).collect(),
-    }
+    proto::Candidates { columns: table.columns.clone(), rows: table.rows.iter().map(row).collect() }
 }
 
 fn scheduler(decided: &Decided) -> proto::PolicyUsed {

@@ -155,7 +155,15 @@ fn token(file: &Path) -> Result<String, String> {
 }
 
 fn refused(status: tonic::Status) -> String {
-    printable(status.message(), TEXT_BYTES)
+    // The other host's text is for people with a terminal.
+    match status.code() {
+        tonic::Code::Unauthenticated => {
+            "it does not know this host's token; make one there with `kvasir token new --role policy`, and put it \
+             into the file that policy.follow_token names here"
+                .to_owned()
+        }
+        _ => printable(status.message(), TEXT_BYTES),
+    }
 }
 
 impl Leader for Remote<'_> {
@@ -179,6 +187,7 @@ fn report(report: Report) -> proto::FollowReport {
     use follow_report::Said as Wire;
     let (said, reason) = match report.said {
         Said::Other => (Wire::Other, String::new()),
+        Said::Paused => (Wire::Paused, String::new()),
         Said::Watched => (Wire::Watched, String::new()),
         Said::Settled => (Wire::Settled, String::new()),
         Said::Failed(reason) => (Wire::Failed, reason),

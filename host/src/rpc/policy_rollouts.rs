@@ -133,6 +133,7 @@ fn report(report: proto::FollowReport) -> Result<Report, Status> {
     let slot = slot_kind(&report.slot)?;
     let said = match report.said() {
         Wire::Other => Said::Other,
+        Wire::Paused => Said::Paused,
         Wire::Watched => Said::Watched,
         Wire::Settled => Said::Settled,
         Wire::Failed => Said::Failed(printable(&report.reason, REASON_BYTES)),
@@ -167,6 +168,7 @@ fn rollout(slot: SlotKind, rollout: Rollout) -> proto::Rollout {
         let (step, reason) = match step {
             Step::Waiting => ("waiting", String::new()),
             Step::Told => ("told", String::new()),
+            Step::Paused => ("paused", format!("there, until `kvasir policy resume {slot}`")),
             Step::Watched => ("watched", String::new()),
             Step::Settled => ("settled", String::new()),
             Step::Failed { reason } => ("failed", reason.clone()),

@@ -423,3 +423,69 @@ fn a_decision_on_trial_is_explained_by_the_policy_that_made_it() {
         assert_eq!(object["scores_from"], "asked_again", "of what decided: {object}");
     }
 }
+
+#[test]
+fn a_chain_tells_what_each_of_its_parts_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = Host::start_with(dir.path(), &["conductor.instance_ttl=1h"]);
+    let file = dir.path().join("three.toml");
+    let parts = "[[filter]]\nsource = \"netkv\"\n[[scorer]]\nsource = \"overlap-cost\"\nweight = 2.5\n[picker]\nsource = \"pick\"\n";
+    std::fs::write(&file, parts).unwrap();
+    let file = file.to_str().unwrap();
+    host.check(&["policy", "load", "scheduler", file], b"", 0, "three");
+    let ids = runtime().block_on(async {
+        let mut control = Control::connect(&host.control(), "").await.unwrap();
+        register(&mut control).await;
+        decide(&mut control).await
+    });
+    let id = ids[1].to_string();
+    let output = host.run(&["explain", &id, "--json"], b"");
+    let object: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    // `overlap-cost` says nothing of the instances that decode.
+    for (table, scored) in [("prefill", true), ("decode", false)] {
+        for row in object[table].as_array().unwrap() {
+            let (values, part) = (&row["values"], "overlap-cost, weight 2.5");
+            assert!(row["score"].is_number() && values["netkv, filter"].is_number(), "{object}");
+            assert_eq!(values.get(part).is_some_and(serde_json::Value::is_number), scored, "{object}");
+        }
+    }
+    host.check(&["explain", &id], b"", 0, "overlap-cost, weight 2.5");
+    let record = dir.path().join("one.jsonl");
+    std::fs::write(&record, host.run(&["explain", &id, "--record"], b"").stdout).unwrap();
+    let run = kvasir(&["policy", "run", file, "--on", record.to_str().unwrap()]);
+    assert!(text(&run.stdout).contains("netkv, filter"), "{}", text(&run.stdout));
+}
+
+#[test]
+fn a_choice_that_an_evictor_failed_to_make_is_recorded_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, guest) = (dir.path().join("decisions.jsonl"), dir.path().join("bad.wasm"));
+    std::fs::write(&guest, kvasir_tests::guest("evictor")).unwrap();
+    let (file, guest) = (file.to_str().unwrap(), guest.to_str().unwrap());
+    let recording = format!("explain.file={file}");
+    let set = ["store.pool_bytes=8MiB", "store.block_slots=1024", &recording, "explain.sample=1"];
+    let host = Host::start_with(dir.path(), &set);
+    for mode in ["trap", "too-few"] {
+        let mode = format!("mode={mode}");
+        host.check(&["policy", "load", "evictor", guest, "--setting", &mode], b"", 0, "bad");
+        for n in 0..80 {
+            host.check(&["put", &format!("{mode}-{n}")], &vec![n as u8; 256 << 10], 0, "");
+        }
+    }
+    assert_eq!(host.terminate(), Some(0));
+    let failed = |part: &str| {
+        let found = records(Path::new(file)).into_iter().find(|record| {
+            record.policy.name == "bad" && record.fallback.as_ref().is_some_and(|why| why.contains(part))
+        });
+        found.unwrap_or_else(|| panic!("no record tells of `{part}`"))
+    };
+    for (mode, part) in [("mode=trap", "trapped"), ("mode=too-few", "wanted")] {
+        let record = failed(part);
+        assert!(record.answer.is_empty() && record.asked.scalars[1] > 0, "{record:?}");
+        let id = record.id.to_string();
+        // Asked again it fails again, or is said to have failed.
+        let run = kvasir(&["policy", "run", guest, "--setting", mode, "--on", file, "--id", &id]);
+        let said = [run.stdout, run.stderr].concat();
+        assert!(text(&said).contains(part), "{}", text(&said));
+    }
+}

@@ -169,7 +169,7 @@ fn a_canary_decides_its_share_and_goes_on_after_a_restart() {
     assert_eq!(status(&host)["trial"]["calls"], 0, "paused");
     host.check(&["policy", "resume", "scheduler"], b"", 0, "goes on");
     assert_eq!(status(&host)["paused"], false);
-    host.check(&[&load[..], &["--canary", "tenant=7"]].concat(), b"", 0, "canary tenant 7");
+    host.check(&[&load[..], &["--canary", "tenant=7"]].concat(), b"", 0, "the trial of round-robin ");
     host.check(&["policy", "rollback", "scheduler"], b"", 0, "the trial is over");
     assert_eq!(status(&host)["trial"], Value::Null);
     let actions: Vec<_> = history(&host, "scheduler").iter().map(|entry| entry["action"].clone()).collect();
@@ -236,6 +236,12 @@ fn settings_change_without_the_file_and_as_a_trial() {
         "{}",
     ];
     assert_eq!(changed, expected);
+    let told = |n: usize| {
+        let entry = &history(&host, "scheduler")[n];
+        (entry["action"].clone(), entry["before"]["settings"].to_string())
+    };
+    assert_eq!(told(3), ("set".into(), r#"{"after":"7","mode":"none"}"#.into()));
+    assert_eq!(told(4), ("set".into(), r#"{"after":"5"}"#.into()));
     let audit = std::fs::read_to_string(dir.path().join("audit.log")).unwrap();
     for what in ["Configure", "Promote"] {
         let line = audit.lines().find(|line| line.contains(&format!("PolicyAdmin/{what}\"")));

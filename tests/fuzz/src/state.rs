@@ -66,7 +66,7 @@ fn rollouts(data: &[u8]) {
     };
     let (slot, rollout) = keeper.list().remove(0);
     let reports = |said| vec![Report { slot, id: rollout.id, said }];
-    let said = [Said::Other, Said::Watched, Said::Settled, Said::Failed("it trapped".into())];
+    let said = [Said::Other, Said::Paused, Said::Watched, Said::Settled, Said::Failed("it trapped".into())];
     for (host, said) in ["a", "b", "c", "d"].into_iter().zip(said) {
         for now_ms in [NOW_MS, NOW_MS + 1_000, NOW_MS + 1_000_000] {
             if let Err(refusal) = keeper.hear(host, reports(said.clone()), now_ms) {

@@ -40,16 +40,21 @@ fn print(entry: &proto::HistoryEntry) {
     let proto::HistoryEntry { slot, who, cause, action, stage, reason, .. } = entry;
     let done = if stage.is_empty() { action } else { stage };
     print!("{} {slot:9} {done:12} {}", moment(entry.at_ms), named(&entry.policy.clone().unwrap_or_default()));
-    for setting in &entry.settings {
-        print!(" {}={}", setting.name, setting.value);
-    }
+    print_settings(&entry.settings);
     if let Some(before) = &entry.before {
         print!(", before: {}", named(before));
+        print_settings(&entry.before_settings);
     }
     let by = if cause == "operator" { who.clone() } else { format!("{who} ({cause})") };
     println!(", by {by}");
     if !reason.is_empty() {
         println!("    {reason}");
+    }
+}
+
+fn print_settings(settings: &[proto::Setting]) {
+    for proto::Setting { name, value } in settings {
+        print!(" {name}={value}");
     }
 }
 
@@ -65,10 +70,15 @@ fn object(entry: &proto::HistoryEntry) -> serde_json::Value {
         let digest = list::text(&policy.digest);
         serde_json::json!({ "name": policy.name, "version": policy.version, "digest": digest })
     };
+    let before = entry.before.as_ref().map(|before| {
+        let mut before = named(before);
+        before["settings"] = list::settings(&entry.before_settings);
+        before
+    });
     serde_json::json!({
         "slot": entry.slot, "at_ms": entry.at_ms, "who": entry.who, "cause": entry.cause,
         "action": entry.action, "stage": list::text(&entry.stage),
         "policy": entry.policy.as_ref().map(named), "settings": list::settings(&entry.settings),
-        "before": entry.before.as_ref().map(named), "reason": list::text(&entry.reason),
+        "before": before, "reason": list::text(&entry.reason),
     })
 }

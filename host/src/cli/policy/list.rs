@@ -2,7 +2,7 @@
 
 use super::{Target, stage, status};
 use clap::Args;
-use kvasir_client::control::Control;
+use kvasir_client::control::{Control, ControlError};
 use kvasir_proto as proto;
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -31,6 +31,31 @@ impl Target {
             println!("{said}");
         }
         self.print_policies(policy.as_slice());
+    }
+
+    /// Has a policy take a seat of `slot`, and shows how the slot is then, and which trial that ended.
+    pub(super) fn seat(
+        &self,
+        slot: &str,
+        take: impl AsyncFnOnce(Control) -> Result<proto::Policy, ControlError>,
+    ) -> anyhow::Result<()> {
+        let (ended, policy) = self.host.control(async |mut control: Control| {
+            let list = control.policy.list(proto::ListPoliciesRequest {}).await?.into_inner();
+            let before = list.policies.into_iter().find(|policy| policy.slot == slot);
+            let now = take(control).await?;
+            let trial = before.and_then(|before| before.trial);
+            let goes_on = |old: &proto::Trial| {
+                now.trial.as_ref().is_some_and(|trial| trial.generation == old.generation)
+            };
+            Ok((trial.filter(|old| !goes_on(old)), now))
+        })?;
+        if let Some(proto::Trial { name, version, .. }) = ended {
+            eprintln!(
+                "kvasir: the trial of {name} {version} has ended: there is one a slot, and it is held against what serves"
+            );
+        }
+        self.print_policies(&[policy]);
+        Ok(())
     }
 
     pub(super) fn print_policies(&self, policies: &[proto::Policy]) {

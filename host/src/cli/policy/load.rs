@@ -65,7 +65,7 @@ impl LoadArgs {
         let load = async |mut control: Control| {
             control.load_policy_as(&slot, source, &settings, stage.stage()).await
         };
-        to.print_policies(&[to.host.control(load)?]);
+        to.seat(&slot, load)?;
         Ok(ExitCode::SUCCESS)
     }
 }

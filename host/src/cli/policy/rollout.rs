@@ -23,13 +23,16 @@ enum Action {
         #[command(flatten)]
         policy: load::PolicyFlags,
         /// Between the end of one host's watch and the next host.
-        #[arg(long, value_name = "TIME", default_value = "1m", value_parser = humantime::parse_duration)]
+        #[arg(long, value_name = "TIME", default_value = "1m", value_parser = time)]
         pause: std::time::Duration,
         #[command(flatten)]
         to: Target,
     },
     /// Tell how far they are, host by host.
     Status {
+        /// scheduler, evictor, admitter or balancer; without one, all.
+        #[arg(value_parser = super::slot)]
+        slot: Option<String>,
         #[command(flatten)]
         to: Target,
     },
@@ -65,11 +68,13 @@ impl RolloutArgs {
                 };
                 print(&to, to.host.control(start)?.as_slice());
             }
-            Action::Status { to } => {
+            Action::Status { slot, to } => {
                 let list = async |mut control: Control| {
                     Ok(control.rollouts.list(proto::ListRolloutsRequest {}).await?.into_inner().rollouts)
                 };
-                print(&to, &to.host.control(list)?);
+                let mut rollouts = to.host.control(list)?;
+                rollouts.retain(|rollout| slot.as_ref().is_none_or(|slot| *slot == rollout.slot));
+                print(&to, &rollouts);
             }
             Action::Pause(changed) => changed.run(Step::Pause)?,
             Action::Resume(changed) => changed.run(Step::Resume)?,
@@ -87,6 +92,11 @@ impl Changed {
         print(&self.to, self.to.host.control(change)?.as_slice());
         Ok(())
     }
+}
+
+fn time(text: &str) -> Result<std::time::Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|_| format!("`{text}` is no time; write one such as 30s, 5m or 1h"))
 }
 
 fn print(to: &Target, rollouts: &[proto::Rollout]) {

@@ -2,6 +2,7 @@
 
 use crate::explain::rerun::{self, RerunError, Tally};
 use crate::explain::{Found, words};
+use crate::policy::chain::PartSaid;
 use crate::policy::record::{PlayError, Played, Player, Record, Records};
 use crate::policy::{Engine, PolicyConfig, SlotKind, Source, builtin_names};
 use crate::replay::contender::Contender;
@@ -111,21 +112,25 @@ impl RunArgs {
             });
             return println!("{object}");
         }
-        let by = if record.fallback.is_some() { "the native twin of " } else { "" };
+        let policy = format!("{} {}", record.policy.name, record.policy.version);
+        let answer = rerun::answer(&record.asked.name, &record.answer);
         println!("decision {} of the {}, {}", record.id, record.slot, super::moment(record.at_ms));
-        println!(
-            "recorded   {} by {by}{} {}",
-            rerun::answer(&record.asked.name, &record.answer),
-            record.policy.name,
-            record.policy.version
-        );
+        match &record.fallback {
+            None => println!("recorded   {answer} by {policy}"),
+            Some(reason) if record.answer.is_empty() => {
+                println!("recorded   nothing: {policy} failed: {reason}")
+            }
+            Some(reason) => {
+                println!("recorded   {answer} by the native twin of {policy}, which failed: {reason}");
+            }
+        }
         println!(
             "now        {}, {}",
             rerun::answer(&record.asked.name, &played.answer),
             if same { "the same" } else { "another" }
         );
         if let (Some(then), Some(now)) = (&found, &now) {
-            print_tables(then, now);
+            print_tables(then, now, &played.parts);
         }
     }
 }
@@ -158,12 +163,12 @@ fn source(policy: &str, native: bool) -> anyhow::Result<(SlotKind, Source)> {
     Ok((slot, if native { Source::Native(name) } else { Source::Builtin(name) }))
 }
 
-/// What the policy saw of each candidate, with the choice and the scores of then and now.
-fn print_tables(then: &Found, now: &Found) {
+/// What the policy saw of each candidate, with the choice and the scores of then and now; `parts` are those of a chain, now.
+fn print_tables(then: &Found, now: &Found, parts: &[PartSaid]) {
     let slots = then.question.slots()[0];
-    for (title, prefill, table) in
-        [("prefill", true, words::prefill(then)), ("decode", false, words::decode(then))]
-    {
+    let prefill = words::prefill(then).with_parts(parts, |slot| slot as usize);
+    let decode = words::decode(then).with_parts(parts, |slot| slots + slot as usize);
+    for (title, prefill, table) in [("prefill", true, prefill), ("decode", false, decode)] {
         let score = |found: &Found, slot: u32| {
             let at = if prefill { slot as usize } else { slots + slot as usize };
             found.scores.get(at).map_or(String::new(), |score| super::super::explain::number(*score))
@@ -175,13 +180,13 @@ fn print_tables(then: &Found, now: &Found) {
         let mut out = comfy_table::Table::new();
         out.load_style(comfy_table::presets::NOTHING);
         let headers = ["", title, "score then", "score now"];
-        out.set_header(headers.into_iter().chain(table.columns.iter().copied()));
+        out.set_header(headers.into_iter().chain(table.columns.iter().map(String::as_str)));
         for row in &table.rows {
             let mark = match (is(then, row.slot), is(now, row.slot)) {
                 (true, true) => "chosen",
                 (true, false) => "then",
                 (false, true) => "now",
-                (false, false) => row.barred.unwrap_or_default(),
+                (false, false) => row.barred.as_deref().unwrap_or_default(),
             };
             let slot = format!("slot {}", row.slot);
             let first = [mark.to_owned(), slot, score(then, row.slot), score(now, row.slot)];

@@ -31,7 +31,7 @@ impl SetArgs {
         let configure = async |mut control: Control| {
             control.configure_policy(&slot, &changes, unset, stage.stage()).await
         };
-        to.print_policies(&[to.host.control(configure)?]);
+        to.seat(&slot, configure)?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -46,7 +46,7 @@ impl Status {
             |actions: &[&str]| entries.iter().find(|e| actions.contains(&e.action.as_str())).cloned();
         let policy = list.policies.into_iter().find(|policy| policy.slot == slot).unwrap_or_default();
         Ok(Self {
-            served: newest(&["loaded", "promoted", "rolled-back", "started"]),
+            served: newest(&["loaded", "set", "promoted", "rolled-back", "started"]),
             tried: newest(&["tried"]).filter(|_| policy.trial.is_some()),
             policy,
             guards: list.guards.unwrap_or_default(),
@@ -95,8 +95,13 @@ impl Status {
         if let Some(watch) = &p.watch {
             let left = Duration::from_secs(watch.seconds_left);
             println!(
-                "watched for another {}: if a guard is broken, the one before comes back",
-                humantime::format_duration(left)
+                "watched for another {}: if a guard is broken, the one before comes back{}",
+                humantime::format_duration(left),
+                if p.trial.is_some() {
+                    "; it is not asked beside the newcomer first, for a trial has its seat"
+                } else {
+                    ""
+                },
             );
             self.print_window(["now", "before"], watch.window.as_ref());
         }
@@ -136,7 +141,11 @@ impl Status {
         let last = format!("  last {:.0} s", new.seconds);
         table.set_header([&last, heads[0], heads[1], "guard acts"]);
         for (name, value, limit) in rows(&self.guards) {
-            let other = compared.as_ref().map_or_else(|| "-".to_owned(), &value);
+            // An evictor decides about no request.
+            if self.policy.slot == "evictor" && OF_REQUESTS.contains(&name) {
+                continue;
+            }
+            let other = compared.as_ref().map_or_else(none, value);
             table.add_row([format!("  {name}"), value(new), other, limit]);
         }
         println!("{table}");
@@ -153,6 +162,9 @@ fn print_learning(learning: Option<&proto::Learning>) {
     );
 }
 
+/// Rows of [`rows`] about requests that were decided.
+const OF_REQUESTS: [&str; 5] = ["requests", "rejected", "TTFT, forecast", "TBT, forecast", "cached tokens"];
+
 /// How one number of a window is written.
 type Cell = fn(&proto::PolicyWindow) -> String;
 
@@ -163,7 +175,7 @@ fn rows(g: &proto::Guards) -> [(&'static str, Cell, String); 11] {
     let p99 = Duration::from_nanos(g.call_p99_ns_max as u64);
     let points = |share: f64| format!("{:.1} points", 100.0 * share);
     [
-        ("calls", |w| w.calls.to_string(), format!("from {} on", g.calls_min)),
+        ("calls", |w| count(w.calls), format!("from {} on", g.calls_min)),
         ("trapped", |w| percent(w.trap_share), faults()),
         ("late", |w| percent(w.deadline_miss_share), faults()),
         ("invalid", |w| percent(w.invalid_share), faults()),
@@ -172,7 +184,7 @@ fn rows(g: &proto::Guards) -> [(&'static str, Cell, String); 11] {
             |w| w.call_ns_p99.map_or_else(none, |ns| format!("{:?}", Duration::from_nanos(ns))),
             limit(g.call_p99_ns_max, format!("above {p99:?}")),
         ),
-        ("requests", |w| w.requests.to_string(), String::new()),
+        ("requests", |w| count(w.requests), String::new()),
         (
             "rejected",
             |w| percent(w.rejected_share),
@@ -191,6 +203,10 @@ fn rows(g: &proto::Guards) -> [(&'static str, Cell, String); 11] {
             String::new(),
         ),
     ]
+}
+
+fn count(number: u64) -> String {
+    if number == 0 { none() } else { number.to_string() }
 }
 
 fn none() -> String {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::explain::words::{Row, Table};
 use crate::policy::scheduler::NativeScheduler;
 use crate::policy::{PolicyConfig, PolicyHost, Wanted};
 use kvasir_policy::Scheduler;
@@ -109,7 +110,7 @@ fn a_filter_narrows_what_the_host_says_and_never_widens_it() {
         .with(Column::PrefixAtDecode, &[7, 8]);
     let out = f32::INFINITY;
     let mut chain = chain(vec![filter(&[0.0, out, 0.0])], picker());
-    chain.ask_parts(&question).unwrap();
+    chain.ask_parts(&question, |_, _| {}).unwrap();
     let seen = chain.question.candidates();
     assert_eq!(seen.prefix(), Some(&[1, 2, 3][..]));
     assert_eq!(seen.eligible_prefill(), Some(&[0, 0, 2][..]));
@@ -224,4 +225,25 @@ fn other_slots_and_bad_parts_are_refused() {
     );
     assert!(error.contains("`pick` refused its settings"), "{error}");
     assert_eq!(host.status(SlotKind::Scheduler).name, "mooncake");
+}
+
+#[test]
+fn each_part_is_heard_by_itself_and_a_filter_bars() {
+    let out = f32::INFINITY;
+    let mut chain = chain(vec![filter(&[0.0, out, 0.0]), scorer(0.5, &[4.0, 0.0, 2.0, 7.0, 1.0])], picker());
+    let said = chain.parts(&question()).unwrap();
+    let scores = |part: usize| said[part].scores.iter().copied().map(f32::from_bits).collect::<Vec<_>>();
+    assert_eq!((scores(0), scores(1)), (vec![0.0, out, 0.0], vec![4.0, 0.0, 2.0, 7.0, 1.0]));
+    let row = |slot| Row { slot, identity: 1, barred: None, values: vec![9.0] };
+    let table = |slots: u32| Table { columns: vec!["queued".into()], rows: (0..slots).map(row).collect() };
+    let prefill = table(PREFILL).with_parts(&said, |slot| slot as usize);
+    assert_eq!(prefill.columns, ["says, filter", "says, weight 0.5", "queued"]);
+    assert_eq!(
+        (&prefill.rows[1].values, prefill.rows[1].barred.as_deref()),
+        (&vec![out, 0.0, 9.0], Some("out by says"))
+    );
+    assert_eq!((&prefill.rows[2].values, &prefill.rows[2].barred), (&vec![0.0, 2.0, 9.0], &None));
+    let decode = table(DECODE).with_parts(&said, |slot| (PREFILL + slot) as usize);
+    assert_eq!(decode.columns, ["says, weight 0.5", "queued"], "the filter said nothing of it");
+    assert_eq!((&decode.rows[1].values, &decode.rows[1].barred), (&vec![1.0, 9.0], &None));
 }

@@ -3,6 +3,7 @@
 use super::{BadRecord, Push, Record, bits, shape};
 use crate::policy::admitter::AdmitterHook;
 use crate::policy::balancer::BalancerHook;
+use crate::policy::chain::PartSaid;
 use crate::policy::evictor::EvictorHook;
 use crate::policy::scheduler::SchedulerHook;
 use crate::policy::slot::{Hook, Policy, Prepared};
@@ -20,6 +21,8 @@ pub struct Played {
     pub answer: Vec<u64>,
     /// Bits, from a scheduler that gives scores and was asked for them.
     pub scores: Vec<u32>,
+    /// What the filters and scorers of a chain said, likewise.
+    pub parts: Vec<PartSaid>,
 }
 
 /// Why a record could not be played.
@@ -57,6 +60,12 @@ pub trait Playable: Hook {
     fn scores(_engine: &mut Self::Engine, _asked: &super::Call, _tables: Tables) -> Result<Vec<f32>, Fault> {
         Ok(Vec::new())
     }
+
+    /// # Errors
+    /// As `push`.
+    fn parts(_engine: &mut Self::Engine, _asked: &super::Call, _: Tables) -> Result<Vec<PartSaid>, Fault> {
+        Ok(Vec::new())
+    }
 }
 
 impl Record {
@@ -71,12 +80,15 @@ impl Record {
             move |fault| PlayError::Fault { function, fault }
         };
         // Asked for before the decision, which may change the policy's state; the scores must not.
-        let scores = match with_scores {
-            true => H::scores(engine, &self.asked, tables).map_err(failed("explain"))?,
-            false => Vec::new(),
+        let (scores, parts) = match with_scores {
+            true => (
+                H::scores(engine, &self.asked, tables).map_err(failed("explain"))?,
+                H::parts(engine, &self.asked, tables).map_err(failed("explain"))?,
+            ),
+            false => (Vec::new(), Vec::new()),
         };
         let answer = H::answer(engine, &self.asked, tables).map_err(failed(&self.asked.name))?;
-        Ok(Played { answer, scores: bits(&scores) })
+        Ok(Played { answer, scores: bits(&scores), parts })
     }
 
     /// Tells an engine all that came before the question. Returns how large its tables are then.
@@ -198,6 +210,10 @@ impl Playable for SchedulerHook {
 
     fn scores(engine: &mut Self::Engine, asked: &super::Call, tables: Tables) -> Result<Vec<f32>, Fault> {
         engine.explain(&question_of(asked, tables))
+    }
+
+    fn parts(engine: &mut Self::Engine, asked: &super::Call, tables: Tables) -> Result<Vec<PartSaid>, Fault> {
+        engine.parts(&question_of(asked, tables))
     }
 }
 

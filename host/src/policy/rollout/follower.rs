@@ -114,6 +114,7 @@ impl Follower {
             Tried::Failed(reason) => Said::Failed(reason.clone()),
             _ if policies.serves(slot, target) && (status.watched || is_again) => Said::Watched,
             _ if policies.serves(slot, target) => Said::Settled,
+            Tried::Not if status.paused => Said::Paused,
             Tried::Not => Said::Other,
             Tried::Done => Said::Failed(
                 status

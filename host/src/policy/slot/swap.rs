@@ -105,7 +105,7 @@ impl<H: Hook> Slot<H> {
         let current = self.current();
         let assignment = Assignment { origin: current.assignment.origin.clone(), settings };
         let version = with_room(|| self.prepare(current.program.clone(), assignment.clone()))?;
-        self.publish(version, &[], Swap::by_hand(Action::Loaded, Cause::Operator))
+        self.publish(version, &[], Swap::by_hand(Action::Set, Cause::Operator))
     }
 
     /// Ends the trial if somebody wanted one; else puts the previous version back, and what served becomes the previous one.

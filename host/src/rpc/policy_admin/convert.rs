@@ -131,6 +131,7 @@ pub(super) fn history_entry(slot: SlotKind, entry: Entry) -> proto::HistoryEntry
         policy: Some(named(entry.policy)),
         settings: settings(entry.settings),
         before: entry.before.map(named),
+        before_settings: settings(entry.before_settings),
         reason: entry.reason,
     }
 }

@@ -137,6 +137,27 @@ fn pauses_goes_on_and_is_stopped_by_a_person() {
 }
 
 #[test]
+fn a_host_whose_slot_is_paused_says_so_and_is_waited_for() {
+    let (_folder, keeper) = keeper();
+    let mut members = ["a", "b"].map(Member::new);
+    let steps = || -> Vec<Step> { keeper.list()[0].1.hosts().map(|(_, step, _)| step.clone()).collect() };
+    members[0].policies.pause(SLOT).unwrap();
+    start(&keeper, &members[0].policies, "fifo");
+    assert_eq!(rounds(&mut members, &keeper, 0..30), ["workload-aware"; 2]);
+    assert_eq!(steps(), [Step::Paused, Step::Waiting]);
+    members[0].policies.resume(SLOT).unwrap();
+    assert_eq!(rounds(&mut members, &keeper, 30..50), ["fifo"; 2]);
+    // One that never had it waits no more for anything when it is over.
+    members[1].policies.pause(SLOT).unwrap();
+    start(&keeper, &members[0].policies, "lru");
+    assert_eq!(rounds(&mut members, &keeper, 50..70), ["lru", "fifo"]);
+    assert_eq!(steps(), [Step::Settled, Step::Paused]);
+    keeper.change(SLOT, Change::Stop, "bob").unwrap();
+    assert_eq!(rounds(&mut members, &keeper, 70..73), ["fifo"; 2]);
+    assert_eq!(steps(), [Step::Back, Step::Waiting]);
+}
+
+#[test]
 fn goes_on_after_the_keeper_and_a_host_were_started_again() {
     let (folder, keeper) = keeper();
     let mut members = ["a", "b"].map(Member::new);
