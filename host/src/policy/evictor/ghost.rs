@@ -2,7 +2,8 @@
 //! own victims. A ghost of the active policy runs beside it, so that both hit rates come out of the same simulation.
 //!
 //! A large pool is simulated in miniature: the blocks whose identity hashes into a fixed share of all, in a pool of that
-//! share of the size (Waldspurger et al., Cache Modeling and Optimization using Miniature Simulations, USENIX ATC '17).
+//! share of the size (Waldspurger et al., Cache Modeling and Optimization using Miniature Simulations, USENIX ATC '17). The
+//! parent of a block there is the nearest of its ancestors that is simulated, so that chains stay chains.
 
 use super::{EvictorEngine, EvictorHook, open};
 use crate::policy::Fault;
@@ -36,8 +37,26 @@ pub struct EvictorShadow {
     newcomer: Ghost,
     active: Ghost,
     engine: Option<Active>,
-    /// Identities by slot of the real pool, of those that are simulated.
-    names: HashMap<u32, u64>,
+    /// By slot of the real pool.
+    names: HashMap<u32, Name>,
+    /// Of the identities, and of the real pool's size. 0 = not chosen yet.
+    share: f64,
+}
+
+/// A block of the real pool.
+#[derive(Clone, Copy)]
+struct Name {
+    identity: u64,
+    is_simulated: bool,
+    /// The nearest ancestor that is simulated.
+    above: Option<u64>,
+}
+
+impl Name {
+    /// The nearest ancestor of its children that is simulated.
+    fn nearest(&self) -> Option<u64> {
+        if self.is_simulated { Some(self.identity) } else { self.above }
+    }
 }
 
 /// The active policy, as its ghost has it.
@@ -49,10 +68,11 @@ struct Active {
 
 impl Shadow<EvictorHook> for EvictorShadow {
     fn hear(&mut self, around: &Around<'_, EvictorHook>, worker: &mut Worker<EvictorHook>, heard: Heard) {
+        let is_new = self.choose_share(&heard);
         let events = self.translate(&heard);
-        let size = Size::of(&heard);
+        let size = Size::of(&heard, self.share);
         let layout = Layout::of(heard.slots).encode();
-        if worker.refresh() {
+        if worker.refresh() || is_new {
             self.newcomer = Ghost::default();
             let _ = worker.tell(|engine| open(engine, &layout, &heard.tiers)); // it is counted, and found failed below
         }
@@ -75,6 +95,28 @@ impl Shadow<EvictorHook> for EvictorShadow {
 }
 
 impl EvictorShadow {
+    /// Chooses the share by how many blocks of the size of those in the batch fit into the pool; takes half of it if more came than
+    /// a ghost may hold. Returns true if it is another one than before: both ghosts begin anew.
+    fn choose_share(&mut self, heard: &Heard) -> bool {
+        let held = self.newcomer.by_identity.len().max(self.active.by_identity.len());
+        if self.share == 0.0 {
+            let sizes = Events::new(heard.base_ms, EVENT, &heard.words).into_iter();
+            let sizes = sizes.map(|event| f64::from(event.size_bytes)).filter(|bytes| *bytes > 0.0);
+            let (sum, count) = sizes.fold((0.0, 0.0), |(sum, count), bytes| (sum + bytes, count + 1.0));
+            if count == 0.0 {
+                return false; // nothing to be simulated yet
+            }
+            let fit = pool_bytes(heard).map_or(f64::MAX, |bytes| bytes * count / sum);
+            self.share = (f64::from(BLOCKS_MAX) / fit.min(heard.slots.into()).max(1.0)).min(1.0);
+        } else if held > BLOCKS_MAX as usize {
+            self.share /= 2.0;
+            self.names.clear();
+            (self.active, self.engine) = Default::default();
+            return true;
+        }
+        false
+    }
+
     fn take_up_active(&mut self, around: &Around<'_, EvictorHook>, layout: &[u32], tiers: &[f32]) {
         let version = around.slot.current();
         if self.engine.as_ref().is_some_and(|active| active.generation == version.generation) {
@@ -88,26 +130,25 @@ impl EvictorShadow {
 
     /// The accesses in the batch, by identity. What is told of the past gives names and is no access.
     fn translate(&mut self, heard: &Heard) -> Vec<Access> {
-        let share = Size::of(heard).share;
         let mut accesses = Vec::new();
         for event in Events::new(heard.base_ms, EVENT, &heard.words) {
-            let parent = self.names.get(&event.parent_or_uses).copied();
-            let parent = parent.filter(|_| event.kind == EventKind::Insert);
+            let parent = self.names.get(&event.parent_or_uses).filter(|_| event.kind == EventKind::Insert);
+            let above = parent.and_then(Name::nearest);
+            let known = self.names.get(&event.slot).is_some_and(|name| name.identity == event.identity);
             match event.kind {
-                EventKind::Insert | EventKind::Hit | EventKind::Keep if is_sampled(event.identity, share) => {
-                    self.names.insert(event.slot, event.identity);
-                }
+                EventKind::Hit | EventKind::Keep if known => {}
                 EventKind::Insert | EventKind::Hit | EventKind::Keep => {
-                    self.names.remove(&event.slot); // another block has the slot now
+                    let (identity, is_simulated) = (event.identity, is_sampled(event.identity, self.share));
+                    self.names.insert(event.slot, Name { identity, is_simulated, above });
                 }
                 EventKind::Remove | EventKind::Pin | EventKind::Unpin => {}
             }
-            let Some(&identity) = self.names.get(&event.slot) else { continue };
+            let Some(&name) = self.names.get(&event.slot) else { continue };
             if event.kind == EventKind::Remove {
                 self.names.remove(&event.slot);
             }
-            if !event.replayed && event.kind != EventKind::Keep {
-                accesses.push(Access { identity, parent, event });
+            if name.is_simulated && !event.replayed && event.kind != EventKind::Keep {
+                accesses.push(Access { identity: name.identity, parent: name.above, event });
             }
         }
         accesses
@@ -120,8 +161,16 @@ fn is_sampled(identity: u64, share: f64) -> bool {
     share >= 1.0 || (mixed as f64) < share * f64::from(u32::MAX)
 }
 
+/// Of the pool itself, if it is known.
+fn pool_bytes(heard: &Heard) -> Option<f64> {
+    let rows = heard.tiers.as_chunks::<{ TierRow::VALUES }>().0;
+    let mib = rows.iter().find(|row| row[0] as u8 == DRAM).map(|row| f64::from(row[1]));
+    mib.filter(|mib| *mib > 0.0).map(|mib| mib * f64::from(1 << 20))
+}
+
 struct Access {
     identity: u64,
+    /// The nearest of its ancestors that is simulated.
     parent: Option<u64>,
     /// As the real pool tells it.
     event: Event,
@@ -132,18 +181,15 @@ struct Access {
 struct Size {
     blocks: u32,
     bytes: u64,
-    /// Of the real pool, and of the identities.
-    share: f64,
+    /// Block slots of the real pool, among which those of the ghost are.
+    slots: u32,
 }
 
 impl Size {
-    fn of(heard: &Heard) -> Self {
-        let rows = heard.tiers.as_chunks::<{ TierRow::VALUES }>().0;
-        let dram = rows.iter().find(|row| row[0] as u8 == DRAM).map(|row| f64::from(row[1]));
-        let share = (f64::from(BLOCKS_MAX) / f64::from(heard.slots.max(1))).min(1.0);
-        let mib = dram.filter(|mib| *mib > 0.0);
-        let bytes = mib.map_or(u64::MAX, |mib| (mib * share * f64::from(1 << 20)) as u64);
-        Self { blocks: ((f64::from(heard.slots) * share) as u32).max(1), bytes, share }
+    /// `share`: of the real pool.
+    fn of(heard: &Heard, share: f64) -> Self {
+        let bytes = pool_bytes(heard).map_or(u64::MAX, |bytes| (bytes * share) as u64);
+        Self { blocks: ((f64::from(heard.slots) * share) as u32).max(1), bytes, slots: heard.slots }
     }
 }
 
@@ -310,18 +356,21 @@ impl Ghost {
             }
             victims.clear();
             policy.choose(now_ms, want, &mut victims)?;
-            self.evict(&victims, want)?;
+            self.evict(&victims, want, size.slots)?;
         }
         Ok(())
     }
 
-    fn evict(&mut self, victims: &[Victim], want: u32) -> Result<(), Fault> {
+    fn evict(&mut self, victims: &[Victim], want: u32, slots: u32) -> Result<(), Fault> {
         let invalid = |reason: String| Err(Fault::Invalid(reason));
         if victims.len() != want as usize {
             return invalid(format!("{} victims where {want} were wanted", victims.len()));
         }
         let mut seen = HashSet::new();
         for victim in victims {
+            if victim.slot >= slots {
+                return invalid(format!("victim {} is outside the pool of {slots} slots", victim.slot));
+            }
             let block = self.slots.get(victim.slot as usize).copied().flatten();
             if block.is_none_or(|block| block.is_pinned) || !seen.insert(victim.slot) {
                 return invalid(format!("victim {} is not resident, is pinned, or comes twice", victim.slot));
@@ -374,9 +423,11 @@ mod tests {
             }
             let dram = [f32::from(DRAM), self.blocks as f32, 0.0, 0.0, 0.0, 0.0];
             let heard = Heard { base_ms: 0, words, slots: 2 * self.blocks, tiers: dram.into() };
+            self.shadow.choose_share(&heard);
             let accesses = self.shadow.translate(&heard);
             let ghost = &mut self.shadow.newcomer;
-            let seen = ghost.run(&accesses, Size::of(&heard), &mut Plain(self.engine.as_mut())).unwrap();
+            let size = Size::of(&heard, self.shadow.share);
+            let seen = ghost.run(&accesses, size, &mut Plain(self.engine.as_mut())).unwrap();
             assert!(ghost.by_identity.len() <= self.blocks as usize);
             assert_eq!(ghost.used_bytes, ghost.by_identity.len() as u64 * (1 << 20));
             seen
@@ -414,15 +465,69 @@ mod tests {
         assert!(!rig.shadow.newcomer.by_identity.contains_key(&0));
     }
 
+    /// Batches of chains of `length` blocks, each new, as the real pool tells of them.
+    fn chains(count: u64, length: u64, slots: u32, tiers: &[f32]) -> Heard {
+        let mut words = Vec::new();
+        for n in 0..count * length {
+            let depth = n % length;
+            let parent_or_uses = if depth == 0 { NO_SLOT } else { n as u32 - 1 };
+            let event = Event {
+                kind: EventKind::Insert,
+                replayed: false,
+                class: 0,
+                slot: n as u32,
+                parent_or_uses,
+                depth: depth as u32,
+                size_bytes: 16 << 10,
+                time_ms: 0,
+                identity: n.wrapping_mul(0x0123_4567_89ab_cdef),
+                tenant: 0,
+            };
+            event.encode(0, &mut words);
+        }
+        Heard { base_ms: 0, words, slots, tiers: tiers.into() }
+    }
+
     #[test]
-    fn a_large_pool_is_simulated_in_miniature() {
-        let slots = 8 * BLOCKS_MAX;
-        let heard =
-            Heard { base_ms: 0, words: Vec::new(), slots, tiers: [2.0, 800.0, 0., 0., 0., 0.].into() };
-        let size = Size::of(&heard);
-        assert_eq!((size.blocks, size.bytes), (BLOCKS_MAX, 100 << 20));
-        let sampled = (0..80_000u64).filter(|&identity| is_sampled(identity, size.share)).count();
-        assert!((9_500..10_500).contains(&sampled), "{sampled}");
+    fn a_pool_of_few_blocks_is_simulated_whole_however_many_it_could_name() {
+        let heard = chains(100, 8, 1 << 20, &[2.0, 16.0, 0., 0., 0., 0.]);
+        let mut shadow = EvictorShadow::default();
+        assert!(!shadow.choose_share(&heard));
+        assert_eq!(shadow.share, 1.0, "a thousand blocks of 16 KiB fit into 16 MiB");
+        let accesses = shadow.translate(&heard);
+        assert_eq!(accesses.iter().filter(|access| access.parent.is_some()).count(), 700);
+        assert_eq!(accesses.len(), 800);
+    }
+
+    #[test]
+    fn a_large_pool_is_simulated_in_miniature_and_chains_stay_chains() {
+        let gib = 16 * 1024;
+        let heard = chains(2_000, 40, 8 * BLOCKS_MAX, &[2.0, gib as f32, 0., 0., 0., 0.]);
+        let mut shadow = EvictorShadow::default();
+        shadow.choose_share(&heard);
+        let size = Size::of(&heard, shadow.share);
+        assert_eq!((shadow.share, size.blocks, size.bytes), (0.125, BLOCKS_MAX, 2 << 30));
+        let accesses = shadow.translate(&heard);
+        assert!((9_000..11_000).contains(&accesses.len()), "{}", accesses.len());
+        let known: HashMap<u64, u32> = accesses.iter().map(|a| (a.identity, a.event.slot)).collect();
+        let mut last = HashMap::new();
+        for access in &accesses {
+            // The one before it in the same chain, if there is one.
+            let chain = access.event.slot / 40;
+            let above = access.parent.map(|parent| known[&parent]);
+            assert_eq!(above, last.insert(chain, access.event.slot), "{}", access.event.slot);
+        }
+    }
+
+    #[test]
+    fn a_ghost_that_grows_too_large_begins_anew_in_half_the_size() {
+        let tiers = [2.0, 1024.0, 0., 0., 0., 0.];
+        let mut shadow = EvictorShadow::default();
+        assert!(!shadow.choose_share(&chains(10, 2, 1 << 20, &tiers)));
+        let share = shadow.share;
+        shadow.newcomer.by_identity.extend((0..=u64::from(BLOCKS_MAX)).map(|identity| (identity, 0)));
+        assert!(shadow.choose_share(&chains(10, 2, 1 << 20, &tiers)));
+        assert_eq!(shadow.share, share / 2.0);
     }
 
     #[test]
@@ -430,8 +535,14 @@ mod tests {
         let mut rig = rig("lru", 10);
         rig.hear((0..5).map(|id| (EventKind::Insert, id)));
         let ghost = &mut rig.shadow.newcomer;
-        for bad in [&[Victim::new(9)][..], &[Victim::new(0), Victim::new(0)], &[]] {
-            assert!(matches!(ghost.evict(bad, bad.len().max(1) as u32), Err(Fault::Invalid(_))), "{bad:?}");
+        for (bad, why) in [
+            (&[Victim::new(9)][..], "is not resident"),
+            (&[Victim::new(0), Victim::new(0)], "comes twice"),
+            (&[], "0 victims where 1 were wanted"),
+            (&[Victim::new(20)], "victim 20 is outside the pool of 20 slots"),
+        ] {
+            let fault = ghost.evict(bad, bad.len().max(1) as u32, 20).unwrap_err();
+            assert!(matches!(&fault, Fault::Invalid(text) if text.contains(why)), "{fault}");
         }
         assert_eq!(ghost.by_identity.len(), 5, "none of them went");
     }
