@@ -125,11 +125,17 @@ impl fmt::Display for Breach {
                     _ => ("requests rejected", "above"),
                 };
                 let before = percent(compared.unwrap_or(0.0));
-                let (value, limit) = (percent(value), percent(limit));
-                write!(f, "{value} of {of} {what}, where at most {limit} {way} {before} is allowed")
+                let (value, limit) = (percent(value), 100.0 * limit);
+                write!(
+                    f,
+                    "{value} of {of} {what}, where at most {limit:.1} points {way} {before} are allowed"
+                )
             }
         }?;
-        write!(f, ", over {window:?}")
+        match window.as_millis() {
+            0..1_000 => f.write_str(", within its first second"),
+            _ => write!(f, ", over {window:?}"),
+        }
     }
 }
 

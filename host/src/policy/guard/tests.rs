@@ -108,7 +108,7 @@ fn a_breach_says_what_was_broken_by_how_much() {
     let hit = Breach { guard: Guard::HitRate, value: 0.3, limit: 0.05, compared: Some(0.5), ..breach };
     check(
         hit,
-        "guard `hit-rate`: 30.0% of 300 blocks hit, where at most 5.0% below 50.0% is allowed, over 60s",
+        "guard `hit-rate`: 30.0% of 300 blocks hit, where at most 5.0 points below 50.0% are allowed, over 60s",
     );
     let p99 = Breach { guard: Guard::CallP99, value: 0.004, limit: 0.002, ..breach };
     check(p99, "guard `call-p99`: p99 of a call is 4ms, where 2ms is allowed, over 60s");

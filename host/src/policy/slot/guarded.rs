@@ -163,10 +163,11 @@ impl Guarded {
         let compared = seen.compared.as_ref().or(active).filter(|_| !trial.by_guard);
         judge(config, &seen.newcomer, None).or_else(|| {
             let (newcomer, compared) = (&seen.newcomer, compared?);
-            // A shadow is asked of the same requests; a canary may have had the worse ones, while they are few, and has them in the
-            // same time only over a whole window. One of all requests leaves none for that.
+            // A shadow is asked of the same requests, but a second of them is unlike a minute, and it costs nobody anything. A canary
+            // may have had the worse ones, while they are few, and has them in the same time only over a whole window. One of
+            // all requests leaves none for that.
             let is_of_all = trial.stage == Stage::Canary(Share::PerMille(1_000));
-            if trial.stage != Stage::Shadow && !is_of_all && !newcomer.is_whole() {
+            if !is_of_all && !newcomer.is_whole() {
                 return None;
             }
             let is_sure = |breach: &Breach| {

@@ -157,6 +157,8 @@ impl<H: Hook> Slot<H> {
         // Without its thread this trial does not exist, whatever was written.
         let trial = Trial::start(self, version, stage).inspect_err(|_| self.persist())?;
         self.trial.store(Some(Arc::clone(&trial)));
+        // How the trial before this one ended would be read as how this one does.
+        self.last_trip.lock().clone_from(&self.tripped.lock());
         if let Some(old) = &old {
             old.end();
         }
