@@ -90,6 +90,9 @@ for slot; do
   step "$kvasir" policy check --write-vectors
   step "$kvasir" policy bench "./new-$slot.wasm" --smoke
   step "$kvasir" policy replay "./new-$slot.wasm" --trace "$work/trace.jsonl.gz" --against current
+  [ -s "$work/release.key" ] || step "$kvasir" policy trust keygen "$work/release"
+  step "$kvasir" policy sign "./new-$slot.wasm" --key "$work/release.key"
+  step "$kvasir" policy verify "./new-$slot.wasm" --key "$work/release.pub"
   step "$kvasir" policy load "$slot" "./new-$slot.wasm" --shadow
   ! serves "$slot" || { echo "new-$slot serves while it is only on trial" >&2; exit 1; }
   step "$kvasir" policy status "$slot"

@@ -185,7 +185,8 @@ fn inspection() -> PolicyConfig {
     PolicyConfig {
         memory_bytes: 1 << 30,
         core_instances: 1_000,
-        instances: 2,
+        // One is made; but an instance takes a memory for each of its core modules that has one.
+        instances: 64,
         max_module_bytes: COMPONENT_BYTES_MAX,
         ..PolicyConfig::default()
     }
