@@ -41,6 +41,8 @@ pub(crate) struct Model {
     pub(crate) runs: BTreeMap<u64, Run>,
     /// Those that have crashed.
     pub(crate) ended: Vec<Run>,
+    /// Those of them whose host knows nothing any more of what they removed, nor of what those before them did.
+    pub(crate) forgotten: Vec<Run>,
     /// Disks have failed. What one does not take is dropped from the pool as any victim is, so that no block is promised any more.
     pub(crate) disks_failed: bool,
     pub(crate) counts: Counts,
@@ -138,9 +140,15 @@ impl Model {
         promises.filter(move |(_, promise)| kept(promise)).map(|(n, _)| *n)
     }
 
-    /// Blocks whose removal was answered by a process that is among `runs`, those that run.
-    pub(crate) fn removed(&self, runs: &[Run]) -> Vec<u32> {
-        let by_one_of = |promise: &Promise| promise.removed.is_some_and(|by| runs.contains(&by));
-        self.promises.iter().filter(|(_, promise)| by_one_of(promise)).map(|(n, _)| *n).collect()
+    /// The host that has answered that a block is removed, if it has not forgotten it since.
+    pub(crate) fn removed_by(&self, promise: &Promise) -> Option<usize> {
+        let knows = |by: &Run| !self.forgotten.iter().any(|f| f.host == by.host && f.number >= by.number);
+        promise.removed.filter(knows).map(|by| by.host)
+    }
+
+    /// Blocks whose removal was answered by a host that has not forgotten it.
+    pub(crate) fn removed(&self) -> Vec<u32> {
+        let is_removed = |promise: &Promise| self.removed_by(promise).is_some();
+        self.promises.iter().filter(|(_, promise)| is_removed(promise)).map(|(n, _)| *n).collect()
     }
 }

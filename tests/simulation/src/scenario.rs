@@ -260,7 +260,14 @@ impl Scenario {
         };
         self.still.remove(&host);
         self.alive[host] = false;
-        self.model().ended.push(self.runs[host]);
+        {
+            let mut model = self.model();
+            model.ended.push(self.runs[host]);
+            // A disk that failed may not have taken what was removed meanwhile.
+            if self.disks.is_none() || how == "a disk lost" || model.disks_failed {
+                model.forgotten.push(self.runs[host]);
+            }
+        }
         let kept: Vec<u32> = self.model().kept().collect();
         for n in kept {
             // What another host has, for whatever reason, is promised on.
@@ -364,7 +371,7 @@ impl Scenario {
             }
             enough
         });
-        let removed = self.model().removed(&self.runs);
+        let removed = self.model().removed();
         self.until_of(&removed, "was removed, and is still there", |world, n| {
             !world.hosts.iter().any(|host| holds(host, n))
         });
