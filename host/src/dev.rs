@@ -77,14 +77,23 @@ pub async fn run(cluster: &Arc<Cluster>, plan: &Plan) -> Result<Summary> {
     let first_us = prompts.first().map_or(0, |p| p.request.time_us);
     let mut tasks = tokio::task::JoinSet::new();
     let (half, three_quarters) = (prompts.len() / 2, prompts.len() * 3 / 4);
+    let first = cluster.policies();
+    let (mut serving, mut swapped) = (first.clone(), None);
     for (i, prompt) in prompts.into_iter().enumerate() {
-        if let Some(swap) = &plan.swap {
-            if i == half {
-                let names = cluster.load(swap).await?;
-                stats.next_phase(names);
-            } else if i == three_quarters {
-                stats.next_phase(cluster.rollback().await?);
+        // What somebody else has brought into service is theirs.
+        match &plan.swap {
+            Some(swap) if i == half && cluster.policies() == first => {
+                swapped = Some(cluster.load(swap).await?)
             }
+            _ if i == three_quarters && swapped.take_if(|mine| *mine == cluster.policies()).is_some() => {
+                cluster.rollback().await?;
+            }
+            _ => {}
+        }
+        let now = cluster.policies();
+        if now != serving {
+            stats.next_phase(now.clone());
+            serving = now;
         }
         let due = Duration::from_secs_f64((prompt.request.time_us - first_us) as f64 / 1e6 / plan.speed);
         tokio::time::sleep_until(start + due).await;

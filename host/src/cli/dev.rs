@@ -2,6 +2,7 @@
 
 use crate::config::Size;
 use crate::dev::{Cluster, Plan, Swap, Trace, run};
+use crate::policy::{SlotKind, builtin_names};
 use crate::replay::generate::{Plan as Workload, Workload as Kind};
 use anyhow::{Result, bail, ensure};
 use std::path::PathBuf;
@@ -66,6 +67,18 @@ impl DevArgs {
             (64..=64 << 20).contains(&self.block.0) && self.pool.0 >= 16 * self.block.0,
             "--block must be 64 B to 64 MiB, and --pool at least 16 blocks"
         );
+        for (flag, slot, name) in [
+            ("--swap-scheduler", SlotKind::Scheduler, &self.swap_scheduler),
+            ("--swap-evictor", SlotKind::Evictor, &self.swap_evictor),
+        ] {
+            let known = builtin_names(slot);
+            ensure!(
+                known.contains(&name.as_str()),
+                "{flag}: no built-in {slot} is called `{name}`; built in: {}. One of your own is loaded while the trace runs: \
+                 `kvasir policy load {slot} ./NAME.wasm`",
+                known.join(", ")
+            );
+        }
         let workload = Workload {
             workload: self.workload,
             requests: self.requests,
@@ -86,12 +99,20 @@ impl DevArgs {
         let folder = tempfile::Builder::new().prefix("kvasir-dev-").tempdir()?;
         let cluster = Cluster::start(plan, folder.path()).await?;
         eprintln!(
-            "{} hosts are up, {} serve; replaying at {} times the trace's speed",
+            "{} hosts are up, {} serve; replaying at {} times the trace's speed; `--grpc unix:{}` is the host that schedules",
             plan.hosts,
             cluster.policies(),
-            plan.speed
+            plan.speed,
+            cluster.conductor().running.control_path().display()
         );
-        let summary = run(&cluster, plan).await?;
+        let summary = tokio::select! {
+            summary = run(&cluster, plan) => summary?,
+            // The hosts end in order, and their folder goes.
+            interrupted = tokio::signal::ctrl_c() => {
+                interrupted?;
+                bail!("interrupted before the trace was over");
+            }
+        };
         if self.json {
             println!("{}", serde_json::to_string(&summary)?);
         } else {
