@@ -102,6 +102,8 @@ export class Order {
 
 export interface Forecast {
   ttft: number; tbt: number; tenantPart: number; queueMs: number; prefillMs: number; transferMs: number; tokensStored: number;
+  /** From prefill to decode; no part of the TTFT. */
+  handoverMs: number;
 }
 export interface Block { class: number; uses: number; depth: number; size: number; lastOfferedMs: number; tenant: number }
 export interface Admitter extends Policy, Learner {
@@ -114,6 +116,8 @@ export function admitter(policy: Admitter): { control: Control; admission: objec
 
 export interface Tick {
   now: number; hitPercent: number; rejected: number; accepted: number; prefillQueue: Float32Array; decodeStep: Float32Array;
+  /** What a block costs to compute, and to fetch from another instance; 0 = unknown. */
+  computeMs: number; fetchMs: number;
 }
 export interface Balancer extends Policy {
   /** The thresholds to have from now on; none = keep. */

@@ -191,8 +191,8 @@ export function admitter(policy) {
   const admission = {
     updateLoad: (values) => policy.updateLoad?.(floats32(values)),
     admitRequest(request, forecast) {
-      const [ttft, tbt, tenantPart, queueMs, prefillMs, transferMs, tokensStored] = forecast;
-      const times = { ttft, tbt, tenantPart, queueMs, prefillMs, transferMs, tokensStored };
+      const [ttft, tbt, tenantPart, queueMs, prefillMs, transferMs, tokensStored, handoverMs] = forecast;
+      const times = { ttft, tbt, tenantPart, queueMs, prefillMs, transferMs, tokensStored, handoverMs };
       const { queue = false, reject = 0, retryAfter = 0 } = policy.admitRequest(readWords(words32(request)), times);
       const wait = Math.min(Math.max(Math.floor(retryAfter), 0), RETRY_MAX);
       return (reject ? 2 + 256 * (reject & 0xffff) : Number(queue)) + wait * 2 ** 32;
@@ -214,9 +214,10 @@ function readBlock(w, at) {
 }
 
 export function balancer(policy) {
-  const tick = (now, [hitPercent, rejected, accepted], prefillQueue, decodeStep) =>
+  const tick = (now, [hitPercent, rejected, accepted, computeMs, fetchMs], prefillQueue, decodeStep) =>
     [...policy.tick({
-      now, hitPercent, rejected, accepted, prefillQueue: floats32(prefillQueue), decodeStep: floats32(decodeStep),
+      now, hitPercent, rejected, accepted, computeMs, fetchMs,
+      prefillQueue: floats32(prefillQueue), decodeStep: floats32(decodeStep),
     })];
   return { control: control("balancer", policy), balancing: { tick } };
 }
