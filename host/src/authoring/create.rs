@@ -38,10 +38,10 @@ pub fn create(
     let beside = tempfile::Builder::new().prefix(".kvasir-policy-").tempdir_in(parent);
     let beside = beside.map_err(failed("make a folder in", parent))?;
     let whole = beside.path().join("project");
-    let in_dialect = |text: String| match dialect {
+    let in_dialect = |text: String| {
+        let renames = dialect.map_or(&[][..], |dialect| dialect.renames);
         // Some texts name both, and one begins with the other.
-        Some(Dialect { source: [from, to], .. }) => text.replace(to, from).replace(from, to),
-        None => text,
+        renames.iter().fold(text, |text, [from, to]| text.replace(to, from).replace(from, to))
     };
     for file in sdk::folder(&template) {
         let own =

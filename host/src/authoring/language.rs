@@ -20,20 +20,43 @@ pub struct Language {
     pub(super) stub_wasi: bool,
 }
 
-/// A language whose projects are those of another one but for the name of the source.
+/// A language whose projects are those of another one but for some names and words.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Dialect {
     /// As `--lang` names it.
     pub name: &'static str,
     language: &'static str,
-    /// The source in the templates of that language, and in projects of this one.
-    pub(super) source: [&'static str; 2],
+    /// What stands in the templates of that language, and what in projects of this one; the source first.
+    pub(super) renames: &'static [[&'static str; 2]],
 }
 
 /// All that are known.
 pub static DIALECTS: [Dialect; 2] = [
-    Dialect { name: "c++", language: "c", source: ["policy.c", "policy.cpp"] },
-    Dialect { name: "typescript", language: "javascript", source: ["policy.js", "policy.ts"] },
+    Dialect {
+        name: "c++",
+        language: "c",
+        renames: &[
+            ["policy.c", "policy.cpp"],
+            ["test.c", "test.cpp"],
+            ["cc -I", "c++ -I"],
+            [" in C\n", " in C++\n"],
+            ["--lang c ", "--lang c++ "],
+        ],
+    },
+    Dialect {
+        name: "typescript",
+        language: "javascript",
+        renames: &[
+            ["policy.js", "policy.ts"],
+            [" in JavaScript\n", " in TypeScript\n"],
+            // Node runs TypeScript by itself from version 22.18 on.
+            [
+                "node --test\n",
+                "esbuild test.mjs --bundle --platform=node --outfile=test.cjs && node --test test.cjs\n",
+            ],
+            ["--lang javascript ", "--lang typescript "],
+        ],
+    },
 ];
 
 #[derive(Debug, PartialEq, Eq)]

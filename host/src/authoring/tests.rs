@@ -365,7 +365,9 @@ fn every_fault_fails_its_check() {
     fails("careless", "chokes", "state", "`import-state` of 0 B trapped");
     fails("careless", "loop", "answers", "ran past its deadline of 500ms");
     fails("careless", "trap", "answers", "step 3: `schedule` trapped");
+    fails("careless", "trap", "answers", "the last line of its log: will do: trap");
     fails("careless", "grow", "answers", "trapped: forcing trap when growing memory");
+    fails("evictor", "grow", "answers", "where 16777472 are allowed");
     fails("careless", "no such mode", "settings", "`no such mode` is none of");
     fails("scheduler", "", "answers", "`explain` invalid answer");
     fails("evictor", "", "ancestors", "left a block behind them that no prompt can reach");

@@ -82,16 +82,20 @@ pub struct Report {
     pub rows: Vec<Row>,
 }
 
-/// Measures `contender` beside the default of its slot.
+/// Measures `contender` beside the default of its slot, within `limits`.
 ///
 /// # Errors
 /// A policy does not start, or failed on the way.
-pub fn run(contender: &Contender, size: Size, seed: u64) -> Result<Report, Error> {
+pub fn run(contender: &Contender, limits: PolicyConfig, size: Size, seed: u64) -> Result<Report, Error> {
+    let evictor_slots = POOLS.into_iter().max().unwrap_or(1);
+    let config = &PolicyConfig { evictor_slots, ..limits };
     match contender.slot {
-        SlotKind::Scheduler => Contest::<SchedulerHook>::new(contender, size, seed)?.report(scheduler),
-        SlotKind::Evictor => Contest::<EvictorHook>::new(contender, size, seed)?.report(evictor),
-        SlotKind::Admitter => Contest::<AdmitterHook>::new(contender, size, seed)?.report(admitter),
-        SlotKind::Balancer => Contest::<BalancerHook>::new(contender, size, seed)?.report(balancer),
+        SlotKind::Scheduler => {
+            Contest::<SchedulerHook>::new(contender, config, size, seed)?.report(scheduler)
+        }
+        SlotKind::Evictor => Contest::<EvictorHook>::new(contender, config, size, seed)?.report(evictor),
+        SlotKind::Admitter => Contest::<AdmitterHook>::new(contender, config, size, seed)?.report(admitter),
+        SlotKind::Balancer => Contest::<BalancerHook>::new(contender, config, size, seed)?.report(balancer),
     }
 }
 
@@ -106,15 +110,13 @@ struct Contest<H: Hook> {
 }
 
 impl<H: Hook> Contest<H> {
-    fn new(contender: &Contender, size: Size, seed: u64) -> Result<Self, Error> {
-        let config =
-            PolicyConfig { evictor_slots: POOLS.into_iter().max().unwrap_or(1), ..PolicyConfig::unhurried() };
-        let engine = Engine::new(&config, None)?;
+    fn new(contender: &Contender, config: &PolicyConfig, size: Size, seed: u64) -> Result<Self, Error> {
+        let engine = Engine::new(config, None)?;
         let default = Contender::default_of(H::KIND);
         let native = default.clone().native();
         let prepare = |of: &Contender| {
             let choice = of.choice.clone();
-            Prepared::<H>::new(&engine, &config, choice.source, choice.settings)
+            Prepared::<H>::new(&engine, config, choice.source, choice.settings)
         };
         let start = Instant::now();
         let policy = prepare(contender)?;
@@ -380,7 +382,7 @@ mod tests {
         ];
         for (name, expected) in rows {
             let size = Size { requests: 2_000, ..Size::SMOKE };
-            let report = run(&contender(name), size, 1).unwrap();
+            let report = run(&contender(name), PolicyConfig::unhurried(), size, 1).unwrap();
             let names: Vec<_> = report.rows.iter().map(|row| row.name.as_str()).collect();
             assert_eq!(names, expected, "{name}");
             assert!(report.memory_bytes > 0 && report.load_ms > 0.0, "{report:?}");
@@ -403,7 +405,7 @@ mod tests {
             let choice = crate::replay::cluster::Choice { source, settings: settings.into() };
             let contender = Contender { slot, name: "bad".into(), choice };
             let size = Size { requests: 2_000, ..Size::SMOKE };
-            let error = run(&contender, size, 1).unwrap_err().to_string();
+            let error = run(&contender, PolicyConfig::unhurried(), size, 1).unwrap_err().to_string();
             assert!(error.contains("`bad` failed in ") && error.contains("trapped"), "{error}");
         }
     }

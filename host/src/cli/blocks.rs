@@ -326,8 +326,12 @@ impl LsArgs {
                 blocks.extend(page.blocks);
                 from = page.next;
             }
-            Ok(blocks)
+            Ok((blocks, from.is_some()))
         })?;
+        let (blocks, are_more) = blocks;
+        if are_more {
+            eprintln!("kvasir: the first {max} blocks; there are more (--max)");
+        }
         let hex = |key: &[u8]| key.iter().fold("0x".to_owned(), |text, byte| format!("{text}{byte:02x}"));
         if self.json {
             let row = |b: &proto::Block| serde_json::json!({ "key": hex(&b.key), "size_bytes": b.size_bytes, "uses": b.uses, "depth": b.depth, "class": b.class });

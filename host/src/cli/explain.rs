@@ -14,7 +14,7 @@ use std::process::ExitCode;
 pub(super) struct ExplainArgs {
     #[command(subcommand)]
     what: Option<What>,
-    /// Id of a decision, as in the answer of `Schedule`: the same as `kvasir explain request ID`.
+    /// Id of a decision, as in the answer of `Schedule`: the same as `kvasir explain request ID`. Without one, the newest.
     #[arg(value_name = "ID")]
     id: Option<u64>,
     #[command(flatten)]
@@ -60,9 +60,7 @@ impl ExplainArgs {
             (Some(What::Request { id, flags }), _) => flags.decision(id),
             (Some(What::Block { key, host, json }), _) => block(&key, &host, json),
             (None, Some(id)) => self.flags.decision(id),
-            (None, None) => anyhow::bail!(
-                "nothing to explain; write `kvasir explain request ID` or `kvasir explain block KEY`"
-            ),
+            (None, None) => self.flags.decision(0),
         }
     }
 }

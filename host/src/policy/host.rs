@@ -219,10 +219,11 @@ impl PolicyHost {
     ) -> Result<SlotStatus, Error> {
         // One after the other, so that none overlooks what another set.
         let _changing = self.changing_settings.lock();
-        let Assignment { settings, .. } = self.slot(slot).assignment();
-        let settings = merged(slot, settings, set, unset)?;
+        let Assignment { settings: before, .. } = self.slot(slot).assignment();
+        let settings = merged(slot, before.clone(), set, unset)?;
         if stage == Stage::Active {
-            return self.configure(slot, settings);
+            // A swap for nothing would make it its own predecessor, to which a rollback goes.
+            return if settings == before { Ok(self.status(slot)) } else { self.configure(slot, settings) };
         }
         self.load_as(slot, self.serving(slot, false)?.source, settings, stage)
     }

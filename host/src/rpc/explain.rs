@@ -34,9 +34,8 @@ impl Explain for Service {
         request: Request<proto::ExplainDecisionRequest>,
     ) -> Result<Response<proto::ExplainDecisionResponse>, Status> {
         let proto::ExplainDecisionRequest { id, record } = request.into_inner();
-        if id == 0 {
-            return Err(validate::refuse("id", "0 names no decision"));
-        }
+        let newest = || self.host.conductor.explain().range().map_or(0, |(_, newest)| newest);
+        let id = if id == 0 { newest() } else { id };
         let host = Arc::clone(&self.host);
         let _one = self.asking.acquire().await.expect("never closed");
         let explain = move || {
@@ -94,7 +93,7 @@ fn not_kept(host: &Host, id: u64) -> Status {
         None if host.config.explain.decisions == 0 => {
             "decisions are not kept; set explain.decisions".to_owned()
         }
-        None => format!("decision {id} is not known: none was made since this host started"),
+        None => "no decision was made since this host started".to_owned(),
         Some((first, last)) => format!(
             "decision {id} is not kept: those kept are between {first} and {last} (explain.decisions, explain.memory_bytes)"
         ),

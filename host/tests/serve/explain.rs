@@ -131,10 +131,7 @@ fn decisions_are_explained_and_a_recording_is_answered_as_it_was() {
         (object["scheduler"]["name"].as_str(), object["scores_from"].as_str()),
         (Some("mooncake"), Some("none"))
     );
-    for (id, expected) in [("999999", 1), ("0", 2)] {
-        let refused = host.run(&["explain", id], b"");
-        assert_eq!(refused.status.code(), Some(expected), "{}", text(&refused.stderr));
-    }
+    host.check(&["explain", "999999"], b"", 1, "is not kept");
     let line = host.run(&["explain", &ids[7].to_string(), "--record"], b"");
     let record = Record::parse(text(&line.stdout).trim()).unwrap();
     assert_eq!((record.id, record.policy.name.as_str()), (ids[7], "overlap-cost"));
@@ -450,6 +447,8 @@ fn a_chain_tells_what_each_of_its_parts_said() {
         }
     }
     host.check(&["explain", &id], b"", 0, "overlap-cost, weight 2.5");
+    let newest = format!("decision {},", ids.iter().max().unwrap());
+    host.check(&["explain"], b"", 0, &newest);
     let record = dir.path().join("one.jsonl");
     std::fs::write(&record, host.run(&["explain", &id, "--record"], b"").stdout).unwrap();
     let run = kvasir(&["policy", "run", file, "--on", record.to_str().unwrap()]);
@@ -483,9 +482,13 @@ fn a_choice_that_an_evictor_failed_to_make_is_recorded_too() {
         let record = failed(part);
         assert!(record.answer.is_empty() && record.asked.scalars[1] > 0, "{record:?}");
         let id = record.id.to_string();
-        // Asked again it fails again, or is said to have failed.
-        let run = kvasir(&["policy", "run", guest, "--setting", mode, "--on", file, "--id", &id]);
+        // Asked again, with the settings of the record, it fails again, or is said to have failed.
+        let run = kvasir(&["policy", "run", guest, "--on", file, "--id", &id]);
         let said = [run.stdout, run.stderr].concat();
-        assert!(text(&said).contains(part), "{}", text(&said));
+        let said = text(&said);
+        assert!(
+            said.contains(&format!("with the settings of the record: {mode}")) && said.contains(part),
+            "{said}"
+        );
     }
 }

@@ -76,12 +76,12 @@ pub(crate) fn agree(slot: SlotKind, name: &'static str, record: &Record) {
 }
 
 /// What is not a number has many forms: processors keep the one they were given, and components have but one.
-fn one_nan(slot: SlotKind, Played { answer, scores }: Played) -> Played {
+fn one_nan(slot: SlotKind, Played { answer, scores, parts }: Played) -> Played {
     let one = |bits: u32| if f32::from_bits(bits).is_nan() { f32::NAN.to_bits() } else { bits };
     // Thresholds are floats; no other answer is.
     let answer = match slot {
         SlotKind::Balancer => answer.into_iter().map(|bits| u64::from(one(bits as u32))).collect(),
         SlotKind::Scheduler | SlotKind::Evictor | SlotKind::Admitter => answer,
     };
-    Played { answer, scores: scores.into_iter().map(one).collect() }
+    Played { answer, scores: scores.into_iter().map(one).collect(), parts }
 }

@@ -3,6 +3,7 @@
 use super::panel::{Failure, Panel};
 use super::trials::World;
 use super::{Row, Trial, ancestors};
+use crate::policy::PolicyConfig;
 use crate::policy::evictor::EvictorHook;
 use crate::policy::record::{Call, Push, bits};
 use crate::policy::slot::Prepared;
@@ -80,6 +81,10 @@ impl World for Pool {
             now_ms: 1,
             stride,
         }
+    }
+
+    fn config(&self, trial: &Trial) -> PolicyConfig {
+        PolicyConfig { evictor_slots: self.slots.len() as u32, ..trial.config.clone() }
     }
 
     fn steps(&self) -> usize {

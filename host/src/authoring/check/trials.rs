@@ -2,6 +2,7 @@
 
 use super::panel::{Failure, Panel, Times};
 use super::{Row, Trial, learning};
+use crate::policy::PolicyConfig;
 use crate::policy::record::{Call, FORMAT, Playable, PolicyOf, Push, Record, push_all};
 use crate::policy::slot::{Hook, Policy as _, Prepared};
 use crate::policy::{Engine, Error, Fault, Source};
@@ -25,6 +26,11 @@ pub(super) trait World: Sized {
     /// How often something happens.
     fn steps(&self) -> usize {
         200
+    }
+
+    /// How a host with such a world is configured.
+    fn config(&self, trial: &Trial) -> PolicyConfig {
+        trial.config.clone()
     }
 
     /// What is tried with policies of this slot alone.
@@ -133,14 +139,19 @@ fn answers<W: World>(
     kind: usize,
     measured: &mut Measured,
 ) -> Row {
+    let mut world = W::new(kind, trial, rng(trial, kind));
+    let prepared = &prepared.within(&world.config(trial));
     let came = engines(prepared, 2).and_then(|engines| {
-        let mut world = W::new(kind, trial, rng(trial, kind));
         let mut panel = Panel::new(engines);
         let gone_through = brief(&world, &mut panel)
             .map_err(|failure| failure.to_string())
             .and_then(|()| happen(&mut world, &mut panel, |_| measured.look(prepared)));
         measured.add(std::mem::take(&mut panel.times));
         gone_through.map(|()| format!("{} answers, the same from two instances", panel.answers))
+    });
+    let came = came.map_err(|failed| match prepared.last_words() {
+        Some(said) => format!("{failed}; the last line of its log: {}", crate::text::printable(&said, 200)),
+        None => failed,
     });
     Row::new("answers", W::KINDS[kind], came)
 }

@@ -38,12 +38,12 @@ pub(super) struct CheckArgs {
     json: bool,
 }
 
-fn memory(text: &str) -> Result<Size, String> {
+pub(super) fn memory(text: &str) -> Result<Size, String> {
     let size: Size = text.parse().map_err(|e| format!("{e}"))?;
     if size < MEMORY_MIN { Err(format!("must be {MEMORY_MIN} or more")) } else { Ok(size) }
 }
 
-fn deadline(text: &str) -> Result<Span, String> {
+pub(super) fn deadline(text: &str) -> Result<Span, String> {
     let span: Span = text.parse().map_err(|e| format!("{e}"))?;
     if span.0 < DEADLINE_MIN { Err(format!("must be {DEADLINE_MIN:?} or more")) } else { Ok(span) }
 }

@@ -75,6 +75,9 @@ fn policy_source(source: String, registry: RegistryFlags) -> anyhow::Result<Poli
         let package = registry.open()?.pull(&source.parse()?)?;
         return Ok(source_of(package.about.name, package.component, &package.signatures));
     }
+    if Path::new(&source).is_dir() {
+        anyhow::bail!("{source} is a folder; name the component in it, as `kvasir policy build` has told it");
+    }
     if !Source::is_path(&source) {
         let file = format!("{source}.wasm");
         if Path::new(&file).exists() {

@@ -3,15 +3,16 @@
 use super::Target;
 use super::load::source_of;
 use super::registry;
+use super::stage::StageFlags;
 use crate::package::Package;
 use crate::package::bundle::{self, Saved};
 use clap::Args;
-use kvasir_client::control::Control;
+use kvasir_client::control::{Control, PolicyStage};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Put the policies of a bundle into service, each in its slot, or unpack them.
+/// Put the policies of a bundle into service or on trial, or unpack them.
 #[derive(Args, Debug)]
 pub(super) struct LoadBundleArgs {
     /// What `kvasir policy save` made.
@@ -23,17 +24,19 @@ pub(super) struct LoadBundleArgs {
     #[arg(long, value_name = "FOLDER")]
     to: Option<PathBuf>,
     #[command(flatten)]
+    stage: StageFlags,
+    #[command(flatten)]
     target: Target,
 }
 
 impl LoadBundleArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let Self { file, only, to, target } = self;
+        let Self { file, only, to, stage, target } = self;
         // All of it is checked before the first policy goes anywhere.
         let packages = chosen(bundle::read(&file)?, &only)?;
         match to {
             Some(folder) => unpack(&packages, &folder, target.json)?,
-            None => load(&packages, &target)?,
+            None => load(&packages, stage.stage(), &target)?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -73,7 +76,7 @@ fn unpack(packages: &[Package], folder: &Path, json: bool) -> anyhow::Result<()>
     Ok(())
 }
 
-fn load(packages: &[Package], target: &Target) -> anyhow::Result<()> {
+fn load(packages: &[Package], stage: PolicyStage, target: &Target) -> anyhow::Result<()> {
     let mut slots = HashSet::new();
     if let Some(twice) = packages.iter().find(|package| !slots.insert(package.about.slot)) {
         anyhow::bail!(
@@ -86,7 +89,8 @@ fn load(packages: &[Package], target: &Target) -> anyhow::Result<()> {
         for package in packages {
             let name = package.about.name.clone();
             let source = source_of(name, package.component.clone(), &package.signatures);
-            loaded.push(control.load_policy(package.about.slot.as_str(), source, &[]).await?);
+            let slot = package.about.slot.as_str();
+            loaded.push(control.load_policy_as(slot, source, &[], stage).await?);
         }
         Ok(())
     };

@@ -49,7 +49,7 @@ impl NewArgs {
             });
             return println!("{object}");
         }
-        println!("made {dir}: {} {} in {language}", article(project.slot), project.slot);
+        println!("made {dir}: {} {} in {}", article(project.slot), project.slot, self.language);
         println!("next:\n  cd {}", quoted(&project.dir));
         if let Some(tool) = missing {
             println!("  {}   # for `{}`, which is not on the PATH", tool.get, tool.program);

@@ -3,9 +3,10 @@
 use crate::explain::rerun::{self, RerunError, Tally};
 use crate::explain::{Found, words};
 use crate::policy::chain::PartSaid;
-use crate::policy::record::{PlayError, Played, Player, Record, Records};
-use crate::policy::{Engine, PolicyConfig, SlotKind, Source, builtin_names};
+use crate::policy::record::{PlayError, Played, Player, PolicyOf, Record, Records};
+use crate::policy::{Digest, Engine, PolicyConfig, SlotKind, Source, builtin_names};
 use crate::replay::contender::Contender;
+use crate::text::printable;
 use anyhow::Context;
 use clap::Args;
 use serde_json::json;
@@ -29,7 +30,7 @@ pub(super) struct RunArgs {
     /// Ask about all decisions, and count those that it decides as recorded.
     #[arg(long)]
     all: bool,
-    /// A setting of the policy; may be given several times.
+    /// A setting of the policy; may be given several times. Default: those of the record, if it is of this very policy.
     #[arg(long = "setting", value_name = "NAME=VALUE", value_parser = super::super::setting)]
     settings: Vec<(String, String)>,
     /// A default policy as it is compiled into this binary, not its component.
@@ -62,6 +63,9 @@ impl RunArgs {
             }
             Err(PlayError::Fault { function, fault }) => {
                 eprintln!("kvasir: the policy failed on decision {}: `{function}` {fault}", record.id);
+                if let Some(said) = player.last_words() {
+                    eprintln!("kvasir: the last line of its log: {}", printable(&said, 1 << 10));
+                }
                 Ok(ExitCode::from(1))
             }
             Err(other) => Err(other.into()),
@@ -72,7 +76,40 @@ impl RunArgs {
         let config = PolicyConfig::unhurried();
         let engine = Engine::new(&config, None)?;
         let (slot, source) = source(&self.policy, self.native)?;
-        Ok(Player::new(&engine, &config, slot, source, self.settings.clone())?)
+        let settings = match self.settings.is_empty() {
+            true => self.recorded_settings(slot, &source)?,
+            false => self.settings.clone(),
+        };
+        Ok(Player::new(&engine, &config, slot, source, settings)?)
+    }
+
+    /// Those of the first record that is asked and was decided by this very policy; it answers its own records with them alone.
+    fn recorded_settings(&self, slot: SlotKind, source: &Source) -> anyhow::Result<Vec<(String, String)>> {
+        let digest = match source {
+            Source::File(path) => std::fs::read(path).ok().map(|bytes| Digest::of(&bytes).to_string()),
+            _ => None,
+        };
+        let is_it = |of: &PolicyOf| match source {
+            Source::File(_) => digest.is_some() && of.digest == digest,
+            named => of.name == named.name(),
+        };
+        let file = File::open(&self.on)
+            .with_context(|| format!("cannot open the recording {}", self.on.display()))?;
+        for record in Records::new(BufReader::new(file)) {
+            // What cannot be read is told when it is asked.
+            let Ok(record) = record else { break };
+            let is_asked = record.slot == slot.as_str() && self.id.is_none_or(|id| id == record.id);
+            if is_asked && is_it(&record.policy) && !record.policy.settings.is_empty() {
+                let settings = record.policy.settings;
+                let shown: Vec<_> = settings.iter().map(|(name, value)| format!("{name}={value}")).collect();
+                eprintln!(
+                    "kvasir: with the settings of the record: {}",
+                    printable(&shown.join(" "), 1 << 10)
+                );
+                return Ok(settings);
+            }
+        }
+        Ok(Vec::new())
     }
 
     fn print_tally(&self, tally: &Tally) {

@@ -236,7 +236,7 @@ fn print_code(engine: &str, digest: &str, settings: &[proto::Setting]) {
 
 fn print_counters(c: &proto::PolicyCounters) {
     println!(
-        "  calls     {}, {:.0} ns each; {} trapped, {} late, {} invalid; {} decided otherwise",
+        "  calls     {}, {:.0} ns each; {} trapped, {} late, {} invalid; {} decided by the native twin instead",
         c.calls, c.call_ns_mean, c.traps, c.deadline_misses, c.invalid_answers, c.fallbacks
     );
 }

@@ -169,6 +169,16 @@ impl Player {
         }
     }
 
+    /// What an engine of it logged last.
+    pub fn last_words(&self) -> Option<String> {
+        match self {
+            Self::Scheduler(policy) => policy.last_words(),
+            Self::Evictor(policy) => policy.last_words(),
+            Self::Admitter(policy) => policy.last_words(),
+            Self::Balancer(policy) => policy.last_words(),
+        }
+    }
+
     /// The answer of a fresh engine, and its scores if they are wanted.
     ///
     /// # Errors

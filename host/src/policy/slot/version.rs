@@ -470,6 +470,8 @@ pub struct Prepared<H: Hook> {
     program: Arc<Program<H>>,
     assignment: Assignment,
     limits: Limits,
+    /// What its engines say.
+    log: Arc<Log>,
 }
 
 impl<H: Hook> Prepared<H> {
@@ -483,7 +485,19 @@ impl<H: Hook> Prepared<H> {
     ) -> Result<Self, Error> {
         let code = code::<H>(engine, source, &[])?;
         let assignment = Assignment { origin: code.origin, settings };
-        Ok(Self { program: code.program, assignment, limits: H::KIND.limits(config) })
+        let (limits, log) = (H::KIND.limits(config), Arc::default());
+        Ok(Self { program: code.program, assignment, limits, log })
+    }
+
+    /// The same policy within the limits of another configuration, with a log of its own.
+    pub fn within(&self, config: &PolicyConfig) -> Self {
+        let (program, assignment) = (Arc::clone(&self.program), self.assignment.clone());
+        Self { program, assignment, limits: H::KIND.limits(config), log: Arc::default() }
+    }
+
+    /// What an engine of it logged last: a panic's message, where the fault says "unreachable".
+    pub fn last_words(&self) -> Option<String> {
+        Some(self.log.read().0.pop()?.text)
     }
 
     /// An engine with its settings, which was told nothing yet.
@@ -491,7 +505,7 @@ impl<H: Hook> Prepared<H> {
     /// # Errors
     /// It cannot be instantiated, or what it says of itself or its settings is refused.
     pub fn engine(&self) -> Result<(Box<H::Engine>, Description), Error> {
-        configured::<H>(&self.program, &self.assignment, &self.limits, &Arc::default())
+        configured::<H>(&self.program, &self.assignment, &self.limits, &self.log)
     }
 
     /// Its learner, which heard nothing yet. `None` means that the policy does not learn.
@@ -499,7 +513,7 @@ impl<H: Hook> Prepared<H> {
     /// # Errors
     /// As [`Prepared::engine`].
     pub fn learner(&self) -> Result<Option<Box<dyn Learner>>, Error> {
-        learner(&self.program, &self.assignment, &self.limits, &Arc::default())
+        learner(&self.program, &self.assignment, &self.limits, &self.log)
     }
 
     /// What the memories of its engines take now, bytes.
