@@ -32,7 +32,7 @@ refused() {
 own_test() {
   case $language in
     c) cc -I./sdk/c test.c -o test && ./test ;;
-    c++) c++ -std=c++17 -I./sdk/c -x c++ test.c -o test && ./test ;;
+    c++) c++ -std=c++17 -I./sdk/c test.cpp -o test && ./test ;;
     # Node runs types since 22.18.
     typescript) [ "$(node -p 'Boolean(process.features.typescript)')" = false ] || node --test ;;
     rust) cargo test --quiet ;;
