@@ -189,7 +189,9 @@ impl Size {
     /// `share`: of the real pool.
     fn of(heard: &Heard, share: f64) -> Self {
         let bytes = pool_bytes(heard).map_or(u64::MAX, |bytes| (bytes * share) as u64);
-        Self { blocks: ((f64::from(heard.slots) * share) as u32).max(1), bytes, slots: heard.slots }
+        // One less than there are slots: a block is taken in before room is made for it.
+        let blocks = ((f64::from(heard.slots) * share) as u32).min(heard.slots.saturating_sub(1)).max(1);
+        Self { blocks, bytes, slots: heard.slots }
     }
 }
 
@@ -517,6 +519,17 @@ mod tests {
             let above = access.parent.map(|parent| known[&parent]);
             assert_eq!(above, last.insert(chain, access.event.slot), "{}", access.event.slot);
         }
+    }
+
+    #[test]
+    fn a_ghost_names_no_slot_that_the_pool_has_not() {
+        let mut rig = rig("lru", 10);
+        let heard = chains(5, 8, 8, &[]);
+        rig.shadow.choose_share(&heard);
+        let (accesses, size) = (rig.shadow.translate(&heard), Size::of(&heard, rig.shadow.share));
+        rig.shadow.newcomer.run(&accesses, size, &mut Plain(rig.engine.as_mut())).unwrap();
+        let slots = rig.shadow.newcomer.slots.len();
+        assert!((2..=8).contains(&slots), "{slots} slots named in a pool of 8");
     }
 
     #[test]
