@@ -216,6 +216,10 @@ fn settings_change_without_the_file_and_as_a_trial() {
     assert_eq!(settings(&host), r#"{"after":"7","mode":"none"}"#);
     host.check(&["policy", "set", "scheduler", "--unset", "mode"], b"", 0, "bad");
     assert_eq!(settings(&host), r#"{"after":"7"}"#);
+    // A swap for nothing would be its own predecessor.
+    let generation = host.policy("scheduler")["generation"].clone();
+    host.check(&["policy", "set", "scheduler", "after=7"], b"", 0, "bad");
+    assert_eq!(host.policy("scheduler")["generation"], generation);
     host.check(&["policy", "set", "scheduler", "mode=nonsense"], b"", 2, "`mode`");
     host.check(&["policy", "set", "scheduler", "moed=none"], b"", 2, "did you mean `mode`?");
     assert_eq!((settings(&host), &host.policy("scheduler")["digest"]), (r#"{"after":"7"}"#.into(), &digest));
