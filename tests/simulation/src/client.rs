@@ -140,7 +140,8 @@ impl Client {
         let (before, removed_by) = {
             let mut model = self.model();
             let before = model.promise(n).clone();
-            (before.clone(), model.removed_by(&before))
+            let removed_by = model.removed_by(&before);
+            (before, removed_by)
         };
         let Some(mut read) = self.call(&connection, "a get", |host| host.get(&[key(n)], 0)) else { return };
         let block = read.pop().flatten();

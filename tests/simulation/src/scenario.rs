@@ -95,7 +95,7 @@ impl Scenario {
     }
 
     /// Whether a host has a block, and knows that others count on it. One that was started again finds blocks on its disk of
-    /// which it may not have heard; the database that would tell it is not in the world.
+    /// which it may not have heard again yet.
     fn keeps(&self, host: usize, n: u32) -> bool {
         let others = self.asked().filter(|&other| other != host);
         let is_known = || !self.hosts[host].cluster.holders(key(n)).is_empty();
@@ -242,6 +242,7 @@ impl Scenario {
     /// Ends the process of a host, and everything in its memory with it; of its disk, what its power or its own end takes.
     fn crash(&mut self, host: usize, how: How) -> &'static str {
         self.check_holders();
+        let forgets = self.disks.is_none() || how == How::DiskLost;
         let how = match (&self.disks, how) {
             (Some(disks), How::DiskLost) => {
                 world::crash(host);
@@ -264,7 +265,7 @@ impl Scenario {
             let mut model = self.model();
             model.ended.push(self.runs[host]);
             // A disk that failed may not have taken what was removed meanwhile.
-            if self.disks.is_none() || how == "a disk lost" || model.disks_failed {
+            if forgets || model.disks_failed {
                 model.forgotten.push(self.runs[host]);
             }
         }
