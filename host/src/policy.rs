@@ -48,6 +48,7 @@ pub mod rollout;
 pub mod slot;
 pub mod trial;
 pub mod trust;
+mod unwrapped;
 mod watch;
 
 pub mod admitter;

@@ -3,7 +3,6 @@
 use super::Error;
 use parking_lot::Mutex;
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use wasmtime::component::Component;
 
 /// How much nicer threads that compile are than the rest of the host. They get less than a tenth of a core that others want, and
 /// idle cores whole. So a load comes to its end also on a machine that is never idle.
@@ -28,10 +27,10 @@ impl Compiler {
         Ok(Self { threads, turn: Mutex::new(()) })
     }
 
-    /// Waits for its turn.
-    pub(super) fn compile(&self, engine: &wasmtime::Engine, component: &[u8]) -> wasmtime::Result<Component> {
+    /// Waits for its turn, and compiles.
+    pub(super) fn run<R: Send>(&self, compile: impl FnOnce() -> R + Send) -> R {
         let _turn = self.turn.lock();
-        self.threads.install(|| Component::new(engine, component))
+        self.threads.install(compile)
     }
 }
 

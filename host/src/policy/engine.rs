@@ -5,14 +5,14 @@ use super::fault::TEXT_BYTES;
 use super::guest::State;
 use super::interface::{Interface, TooMuch};
 use super::trust::Gate;
-use super::{Error, PolicyConfig, SlotKind, bindings};
+use super::{Error, Limits, PolicyConfig, SlotKind, bindings, unwrapped};
 use crate::text::printable;
 use sha2::{Digest as _, Sha256};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use wasmtime::component::{InstancePre, Linker};
+use wasmtime::component::{Component, InstancePre, Linker};
 use wasmtime::{Cache, CacheConfig, Config, InstanceAllocationStrategy, PoolingAllocationConfig};
 
 /// Epochs pass once per tick; a call is looked at when one passes under it.
@@ -67,7 +67,7 @@ impl std::fmt::Display for Digest {
 pub struct Engine {
     engine: wasmtime::Engine,
     linker: Arc<Linker<State>>,
-    max_module_bytes: u64,
+    config: Arc<PolicyConfig>,
     pub(super) gate: Gate,
     compiler: Arc<Compiler>,
     ticker: Arc<Ticker>,
@@ -77,6 +77,8 @@ pub struct Engine {
 #[derive(Clone)]
 pub struct Module {
     pub(super) pre: InstancePre<State>,
+    /// The core module in it, to be entered instead.
+    pub(super) core: Option<wasmtime::InstancePre<State>>,
     pub(super) engine: wasmtime::Engine,
     /// Guests keep it: without it a call would have no deadline.
     pub(super) ticker: Arc<Ticker>,
@@ -110,7 +112,7 @@ impl Engine {
         Ok(Self {
             engine,
             linker: Arc::new(linker),
-            max_module_bytes: config.max_module_bytes,
+            config: Arc::new(config.clone()),
             gate: Gate::new(config.trust_file.as_deref()),
             compiler: Arc::new(Compiler::start()?),
             ticker,
@@ -133,13 +135,14 @@ impl Engine {
             Error::Compile { name: name.into(), reason }
         };
         let learns = check_interface(slot, name, bytes)?;
-        let component = self.compiler.compile(&self.engine, bytes).map_err(compile)?;
+        let component = self.compiler.run(|| Component::new(&self.engine, bytes)).map_err(compile)?;
         let pre = self.linker.instantiate_pre(&component).map_err(|e| Error::Instantiate {
             name: name.into(),
             reason: printable(&format!("{e:#}"), TEXT_BYTES),
         })?;
         Ok(Module {
             pre,
+            core: self.core_of(slot, bytes),
             engine: self.engine.clone(),
             ticker: Arc::clone(&self.ticker),
             name: name.into(),
@@ -148,12 +151,24 @@ impl Engine {
         })
     }
 
+    /// What a policy of `slot` may use here.
+    pub(super) fn limits(&self, slot: SlotKind) -> Limits {
+        slot.limits(&self.config)
+    }
+
+    /// The core module of a component, where it can be entered alone. What does not compile there is entered as a component.
+    fn core_of(&self, slot: SlotKind, component: &[u8]) -> Option<wasmtime::InstancePre<State>> {
+        let module = unwrapped::module_of(slot, component)?;
+        let module = self.compiler.run(|| wasmtime::Module::new(&self.engine, module)).ok()?;
+        wasmtime::Linker::new(&self.engine).instantiate_pre(&module).ok()
+    }
+
     /// Refuses a size before the bytes are read.
     ///
     /// # Errors
     /// [`Error::TooLarge`].
     pub fn check_size(&self, name: &str, bytes: u64) -> Result<(), Error> {
-        let limit = self.max_module_bytes;
+        let limit = self.config.max_module_bytes;
         if bytes > limit {
             return Err(Error::TooLarge { name: name.into(), bytes, limit });
         }
@@ -288,7 +303,6 @@ impl Drop for Ticker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wasmtime::component::Component;
 
     /// A component of one empty module, instantiated `count` times.
     fn of_core_instances(count: u8) -> Vec<u8> {

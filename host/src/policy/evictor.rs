@@ -8,7 +8,7 @@ use super::guest::Guest;
 use super::log::Log;
 use super::record::{PlayError, PolicyOf, Record};
 use super::slot::{Builtin, Found, Hook, OnTrial, Policy, Slot, Worker};
-use super::{Error, Fault, Limits, Module, SlotKind};
+use super::{Error, Fault, Limits, Module, SlotKind, unwrapped};
 use kvasir_policy::Evictor;
 use kvasir_policy::evictor::{EVENT, EventKind, Events, Kept, Layout, TierRow, Victim};
 use std::sync::Arc;
@@ -87,23 +87,39 @@ impl EvictorEngine for Guest<Component> {
     }
 
     fn on_events(&mut self, base_ms: u64, words: &[u32]) -> Result<(), Fault> {
-        let extra = Duration::from_micros((words.len() / EVENT) as u64);
-        self.hot_plus("on-events", extra, |b, store| {
+        self.hot_plus("on-events", events_time(words), |b, store| {
             b.kvasir_policy_eviction().call_on_events(store, base_ms, words)
         })
     }
 
     fn select_victims(&mut self, now_ms: u64, want: u32, victims: &mut Vec<Victim>) -> Result<(), Fault> {
-        let extra = Duration::from_micros(u64::from(want));
-        let words = self.hot_plus("select-victims", extra, |b, store| {
+        let words = self.hot_plus("select-victims", victims_time(want), |b, store| {
             b.kvasir_policy_eviction().call_select_victims(store, now_ms, want)
         })?;
-        if words.len() > want as usize {
-            return Err(Fault::Invalid(format!("{} victims where {want} were wanted", words.len())));
-        }
-        victims.extend(words.into_iter().map(Victim::unpack));
-        Ok(())
+        with_victims(victims, words, want)
     }
+}
+
+/// Time that a call gets beyond that of every hot call, for the events that it is told.
+pub(super) fn events_time(words: &[u32]) -> Duration {
+    Duration::from_micros((words.len() / EVENT) as u64)
+}
+
+/// The same for the victims that are wanted.
+pub(super) fn victims_time(want: u32) -> Duration {
+    Duration::from_micros(u64::from(want))
+}
+
+/// Appends what a component answered.
+///
+/// # Errors
+/// [`Fault::Invalid`]: more than was wanted.
+pub(super) fn with_victims(victims: &mut Vec<Victim>, words: Vec<u32>, want: u32) -> Result<(), Fault> {
+    if words.len() > want as usize {
+        return Err(Fault::Invalid(format!("{} victims where {want} were wanted", words.len())));
+    }
+    victims.extend(words.into_iter().map(Victim::unpack));
+    Ok(())
 }
 
 /// Ties the slot machinery to evictors.
@@ -126,7 +142,14 @@ impl Hook for EvictorHook {
     }
 
     fn instantiate(module: &Module, limits: &Limits, log: Arc<Log>) -> Result<Box<dyn EvictorEngine>, Error> {
+        if module.core.is_some() {
+            return Ok(Box::new(Guest::<unwrapped::Evictor>::unwrapped(module, limits, log)?));
+        }
         Ok(Box::new(Guest::<Component>::new(module, limits, log, |store, i| Component::new(store, i))?))
+    }
+
+    fn agree(one: &mut Self::Engine, other: &mut Self::Engine) -> Result<bool, Fault> {
+        unwrapped::evictors_agree(one, other)
     }
 
     fn open(engine: &mut Self::Engine, limits: &Limits) -> Result<(), Fault> {

@@ -4,6 +4,7 @@ use super::bindings::learner::Learner;
 use super::engine::Ticker;
 use super::fault::TEXT_BYTES;
 use super::log::Log;
+use super::unwrapped::Unwrapped;
 use super::{Error, Fault, Module};
 use crate::text::printable;
 use std::sync::Arc;
@@ -109,6 +110,13 @@ impl ResourceLimiter for MemoryBudget {
 }
 
 impl State {
+    #[cfg(test)]
+    pub(super) fn unlimited() -> Self {
+        let memory = MemoryBudget { used: 0, limit: usize::MAX, core_instances: 1, in_use: Arc::default() };
+        let (budget, starved) = (Duration::MAX, Duration::MAX);
+        Self { memory, log: Arc::default(), budget, starved, noticed: None }
+    }
+
     pub(super) fn add_log(&mut self, level: u32, message: &str) {
         self.log.add(level, message);
     }
@@ -123,7 +131,7 @@ struct Interrupted(Fault);
 pub(super) struct Guest<B> {
     store: Store<State>,
     bindings: B,
-    /// The learning half, of a policy that learns.
+    /// The learning half, of a component that learns.
     learning: Option<Learner>,
     limits: Limits,
     dead: bool,
@@ -142,6 +150,20 @@ impl<B> Guest<B> {
         limits: &Limits,
         log: Arc<Log>,
         bind: impl FnOnce(&mut Store<State>, &Instance) -> wasmtime::Result<B>,
+    ) -> Result<Self, Error> {
+        Self::start(module, limits, log, |store| {
+            let instance = module.pre.instantiate(&mut *store)?;
+            let bindings = bind(store, &instance)?;
+            let learning = module.learns.then(|| Learner::new(store, &instance)).transpose()?;
+            Ok((bindings, learning))
+        })
+    }
+
+    fn start(
+        module: &Module,
+        limits: &Limits,
+        log: Arc<Log>,
+        instantiate: impl FnOnce(&mut Store<State>) -> wasmtime::Result<(B, Option<Learner>)>,
     ) -> Result<Self, Error> {
         let memory = MemoryBudget {
             used: 0,
@@ -162,10 +184,7 @@ impl<B> Guest<B> {
                 false => Error::Instantiate { name, reason },
             }
         };
-        let instance = module.pre.instantiate(&mut store).map_err(failed)?;
-        let bindings = bind(&mut store, &instance).map_err(failed)?;
-        let learning =
-            module.learns.then(|| Learner::new(&mut store, &instance)).transpose().map_err(failed)?;
+        let (bindings, learning) = instantiate(&mut store).map_err(failed)?;
         let limits = limits.clone();
         let (called, ticker) = ("", Arc::clone(&module.ticker));
         Ok(Self { store, bindings, learning, limits, dead: false, called, _ticker: ticker })
@@ -181,6 +200,10 @@ impl<B> Guest<B> {
             self.cold("adopt", |_, store| learning.kvasir_policy_learning().call_adopt(store, knowledge));
         self.learning = Some(learning);
         adopted
+    }
+
+    pub(super) fn bindings(&self) -> &B {
+        &self.bindings
     }
 
     pub(super) fn called(&self) -> &'static str {
@@ -245,6 +268,21 @@ impl<B> Guest<B> {
                 Some(Interrupted(fault)) => fault.clone(),
                 None => Fault::Trap(printable(&error.root_cause().to_string(), TEXT_BYTES)),
             }
+        })
+    }
+}
+
+impl<B: Unwrapped> Guest<B> {
+    /// The same of the core module in a component that has one to enter.
+    ///
+    /// # Errors
+    /// As [`Guest::new`].
+    pub(super) fn unwrapped(module: &Module, limits: &Limits, log: Arc<Log>) -> Result<Self, Error> {
+        Self::start(module, limits, log, |store| {
+            let core =
+                module.core.as_ref().ok_or_else(|| wasmtime::Error::msg("it has no module to enter"))?;
+            let instance = core.instantiate(&mut *store)?;
+            Ok((B::new(store, &instance, module.learns)?, None))
         })
     }
 }

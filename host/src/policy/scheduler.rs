@@ -14,7 +14,7 @@ use super::guest::Guest;
 use super::log::Log;
 use super::record::{Push, bits};
 use super::slot::{Builtin, Hook, Policy};
-use super::{Error, Fault, Limits, Module, SlotKind};
+use super::{Error, Fault, Limits, Module, SlotKind, unwrapped};
 use crate::fleet::Changes;
 use kvasir_policy::Scheduler;
 use kvasir_policy::scheduler::{Answer, Decision, Kept, Question};
@@ -198,7 +198,14 @@ impl Hook for SchedulerHook {
         limits: &Limits,
         log: Arc<Log>,
     ) -> Result<Box<dyn SchedulerEngine>, Error> {
+        if module.core.is_some() {
+            return Ok(Box::new(Guest::<unwrapped::Scheduler>::unwrapped(module, limits, log)?));
+        }
         Ok(Box::new(Guest::<Component>::new(module, limits, log, |store, i| Component::new(store, i))?))
+    }
+
+    fn agree(one: &mut Self::Engine, other: &mut Self::Engine) -> Result<bool, Fault> {
+        unwrapped::schedulers_agree(one, other)
     }
 
     fn chain(

@@ -66,6 +66,15 @@ pub trait Hook: Sized + 'static {
     /// The module cannot be instantiated.
     fn instantiate(module: &Module, limits: &Limits, log: Arc<Log>) -> Result<Box<Self::Engine>, Error>;
 
+    /// Whether two engines of one policy answer alike what they are asked at random. Slots that enter components alone have no
+    /// such question.
+    ///
+    /// # Errors
+    /// Any [`Fault`].
+    fn agree(_one: &mut Self::Engine, _other: &mut Self::Engine) -> Result<bool, Fault> {
+        Ok(false)
+    }
+
     /// An engine of several that decide together: name, role and engine of each part.
     ///
     /// # Errors

@@ -4,12 +4,14 @@ mod trials;
 
 use super::evictor::{EvictorEngine, EvictorHook};
 use super::scheduler::SchedulerHook;
-use super::slot::Hook;
+use super::slot::{Hook, Policy as _};
 use super::*;
 use crate::fleet::{DecodeCost, DecodeSpec, Fleet, PrefillCost, PrefillSpec, TransferCost};
 use kvasir_policy::evictor::{self, EVENT, Event, EventKind, NO_SLOT, TierRow, Victim};
 use kvasir_policy::scheduler::{Column, DecodeRow, Layout, PrefillRow, Question, Request};
+use parking_lot::Mutex;
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 fn engine() -> &'static Engine {
@@ -23,9 +25,30 @@ fn config() -> PolicyConfig {
     PolicyConfig { evictor_slots: 1 << 12, hot_deadline, ..PolicyConfig::unhurried() }
 }
 
-fn pair<H: Hook>(name: &str) -> [Box<H::Engine>; 2] {
-    [Source::Builtin(name.into()), Source::Native(name.into())]
-        .map(|source| standalone::<H>(engine(), &config(), source, Vec::new()).expect(name).0)
+/// A default policy by each way that leads to it: as a component, by the core module in it, and natively.
+fn trio<H: Hook>(name: &str) -> [Box<H::Engine>; 3] {
+    let module = compiled::<H>(name);
+    assert!(module.core.is_some(), "{name} has a core module that can be entered");
+    let component = Module { core: None, ..module.clone() };
+    let entered = [component, module].map(|module| {
+        let limits = H::KIND.limits(&config());
+        let mut engine = H::instantiate(&module, &limits, Arc::default()).expect(name);
+        engine.describe().and_then(|_| engine.configure(&[])).expect(name).expect(name);
+        engine
+    });
+    let [component, core] = entered;
+    let native = standalone::<H>(engine(), &config(), Source::Native(name.into()), Vec::new());
+    [component, core, native.expect(name).0]
+}
+
+/// Each is compiled once for all tests.
+fn compiled<H: Hook>(name: &str) -> Module {
+    static MODULES: Mutex<BTreeMap<String, Module>> = Mutex::new(BTreeMap::new());
+    let compile = || {
+        let builtin = H::builtins().find(|builtin| builtin.name == name).expect(name);
+        engine().compile(H::KIND, name, builtin.component).expect(name)
+    };
+    MODULES.lock().entry(format!("{} {name}", H::KIND)).or_insert_with(compile).clone()
 }
 
 fn names<H: Hook>() -> Vec<&'static str> {
@@ -165,8 +188,9 @@ proptest! {
     #[test]
     fn evictors_choose_the_same_victims_in_wasm_and_natively(steps in steps()) {
         for name in names::<EvictorHook>() {
-            let [mut wasm, mut native] = pair::<EvictorHook>(name);
-            prop_assert_eq!(drive(wasm.as_mut(), &steps), drive(native.as_mut(), &steps), "{}", name);
+            let [component, core, native] = trio::<EvictorHook>(name).map(|mut e| drive(e.as_mut(), &steps));
+            prop_assert_eq!(&component, &native, "{}", name);
+            prop_assert_eq!(&core, &native, "{}, unwrapped", name);
         }
     }
 
@@ -175,9 +199,9 @@ proptest! {
         steps in steps(), event_words in 9..20usize, tier_values in 6..12usize,
     ) {
         for name in names::<EvictorHook>() {
-            let engines = pair::<EvictorHook>(name);
+            let engines = trio::<EvictorHook>(name);
             let longer = evictor::Layout { event_words, tier_values, ..evictor::Layout::of(SLOTS) };
-            let expected = drive(pair::<EvictorHook>(name)[1].as_mut(), &steps);
+            let expected = drive(trio::<EvictorHook>(name)[2].as_mut(), &steps);
             for mut engine in engines {
                 prop_assert_eq!(drive_with(engine.as_mut(), longer, &steps), expected.clone(), "{}", name);
             }
@@ -191,12 +215,12 @@ proptest! {
         prefixes in prop::collection::vec(0..150u32, 400),
     ) {
         for name in names::<SchedulerHook>() {
-            let mut engines = pair::<SchedulerHook>(name);
+            let mut engines = trio::<SchedulerHook>(name);
             let rows = queues.iter().enumerate();
             let prefill: Vec<_> = rows.clone().map(|(i, &q)| prefill_row(i as u16, q).encode()).collect();
             let decode: Vec<_> = rows.map(|(i, &q)| decode_row(i as u16, q).encode()).collect();
-            // The component is told by a later host, whose rows are longer.
-            for (engine, more) in engines.iter_mut().zip([3, 0]) {
+            // The components are told by a later host, whose rows are longer.
+            for (engine, more) in engines.iter_mut().zip([3, 3, 0]) {
                 let slots = queues.len() as u32;
                 let layout = Layout::of(slots, slots, 512);
                 let (prefill_row, decode_row) = (layout.prefill_row + more, layout.decode_row + more);
@@ -209,13 +233,30 @@ proptest! {
             for (i, &(prompt, seed, slo)) in requests.iter().enumerate() {
                 let prefix = &prefixes[i * 40..i * 40 + queues.len()];
                 let question = question(prompt, seed, slo, prefix);
-                let [wasm, native] = engines.each_mut().map(|e| e.schedule(&question).expect("decision"));
-                prop_assert_eq!(wasm, native, "{}", name);
-                let [wasm, native] = engines.each_mut().map(|e| e.explain(&question).expect("scores"));
-                prop_assert_eq!(wasm, native, "{}", name);
+                let [component, core, native] =
+                    engines.each_mut().map(|e| e.schedule(&question).expect("decision"));
+                prop_assert_eq!(component, native, "{}", name);
+                prop_assert_eq!(core, native, "{}, unwrapped", name);
+                let [component, core, native] =
+                    engines.each_mut().map(|e| e.explain(&question).expect("scores"));
+                prop_assert_eq!(&component, &native, "{}", name);
+                prop_assert_eq!(&core, &native, "{}, unwrapped", name);
             }
         }
     }
+}
+
+#[test]
+fn the_default_schedulers_and_evictors_are_entered_by_their_core_module() {
+    fn check<H: Hook>() {
+        for name in names::<H>() {
+            let source = Source::Builtin(name.into());
+            let prepared = slot::Prepared::<H>::new(engine(), &config(), source, Vec::new()).expect(name);
+            assert!(prepared.is_unwrapped(), "{name}");
+        }
+    }
+    check::<SchedulerHook>();
+    check::<EvictorHook>();
 }
 
 #[test]

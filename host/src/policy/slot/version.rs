@@ -11,6 +11,7 @@ use crate::policy::fault::TEXT_BYTES;
 use crate::policy::guest::Guest;
 use crate::policy::log::Log;
 use crate::policy::trust::{self, Signature};
+use crate::policy::unwrapped::SLOTS;
 use crate::policy::{Error, Fault, Limits, PolicyConfig, PolicyId, SlotKind, description, nearest};
 use crate::text::printable;
 use kvasir_policy::Description;
@@ -414,7 +415,39 @@ fn compile<H: Hook>(
     if let Some(program) = compiled.iter().find(is_same) {
         return Ok(Arc::clone(program));
     }
-    Ok(Arc::new(Program::Component(engine.compile(H::KIND, name, bytes)?)))
+    let module = engine.compile(H::KIND, name, bytes)?;
+    Ok(Arc::new(Program::Component(unwrapped::<H>(engine, module))))
+}
+
+/// Has the core module be entered alone, if that answers as the component does.
+fn unwrapped<H: Hook>(engine: &Engine, module: Module) -> Module {
+    if module.core.is_none() {
+        return module;
+    }
+    let limits = Limits { evictor_slots: SLOTS, ..engine.limits(H::KIND) };
+    let wrapped = Module { core: None, ..module.clone() };
+    let instance = |module| H::instantiate(module, &limits, Arc::default());
+    let agree = || {
+        let (mut component, mut core) = (instance(&wrapped)?, instance(&module)?);
+        let failed = |fault| Error::Start { name: module.name.clone(), step: "a trial", fault };
+        let describe = |engine: &mut H::Engine| Ok((engine.describe()?, engine.configure(&[])?));
+        let same = describe(&mut component).and_then(|one| Ok(one == describe(&mut core)?));
+        same.and_then(|same| Ok(same && H::agree(&mut component, &mut core)?)).map_err(failed)
+    };
+    match agree() {
+        Ok(true) => module,
+        Ok(false) => {
+            tracing::info!(
+                policy = module.name,
+                "is entered as a component: its core module answers otherwise"
+            );
+            wrapped
+        }
+        Err(reason) => {
+            tracing::debug!(policy = module.name, %reason, "is entered as a component");
+            wrapped
+        }
+    }
 }
 
 fn chain<H: Hook>(
@@ -514,6 +547,11 @@ impl<H: Hook> Prepared<H> {
     /// As [`Prepared::engine`].
     pub fn learner(&self) -> Result<Option<Box<dyn Learner>>, Error> {
         learner(&self.program, &self.assignment, &self.limits, &self.log)
+    }
+
+    /// Whether its engines enter the core module alone, without the component around it.
+    pub fn is_unwrapped(&self) -> bool {
+        matches!(&*self.program, Program::Component(module) if module.core.is_some())
     }
 
     /// What the memories of its engines take now, bytes.
