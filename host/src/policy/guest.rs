@@ -151,7 +151,7 @@ impl<B> Guest<B> {
         log: Arc<Log>,
         bind: impl FnOnce(&mut Store<State>, &Instance) -> wasmtime::Result<B>,
     ) -> Result<Self, Error> {
-        Self::start(module, limits, log, |store| {
+        Self::start(module, module.pre.engine(), limits, log, |store| {
             let instance = module.pre.instantiate(&mut *store)?;
             let bindings = bind(store, &instance)?;
             let learning = module.learns.then(|| Learner::new(store, &instance)).transpose()?;
@@ -161,6 +161,7 @@ impl<B> Guest<B> {
 
     fn start(
         module: &Module,
+        engine: &wasmtime::Engine,
         limits: &Limits,
         log: Arc<Log>,
         instantiate: impl FnOnce(&mut Store<State>) -> wasmtime::Result<(B, Option<Learner>)>,
@@ -173,7 +174,7 @@ impl<B> Guest<B> {
         };
         let state =
             State { memory, log, budget: limits.cold, starved: limits.starved(limits.cold), noticed: None };
-        let mut store = Store::new(&module.engine, state);
+        let mut store = Store::new(engine, state);
         store.limiter(|state| &mut state.memory);
         store.epoch_deadline_callback(|mut context| on_epoch(context.data_mut()));
         store.set_epoch_deadline(1);
@@ -278,9 +279,11 @@ impl<B: Unwrapped> Guest<B> {
     /// # Errors
     /// As [`Guest::new`].
     pub(super) fn unwrapped(module: &Module, limits: &Limits, log: Arc<Log>) -> Result<Self, Error> {
-        Self::start(module, limits, log, |store| {
-            let core =
-                module.core.as_ref().ok_or_else(|| wasmtime::Error::msg("it has no module to enter"))?;
+        let core = module.core.as_ref().ok_or_else(|| Error::Instantiate {
+            name: module.name.clone(),
+            reason: "it has no module that can be entered alone".into(),
+        })?;
+        Self::start(module, core.module().engine(), limits, log, |store| {
             let instance = core.instantiate(&mut *store)?;
             Ok((B::new(store, &instance, module.learns)?, None))
         })

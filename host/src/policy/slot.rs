@@ -25,6 +25,8 @@ pub(super) use news::News;
 pub use serving::Serving;
 pub use shadow::{Around, Shadow};
 pub use trial::{OnTrial, Trial};
+#[cfg(test)]
+pub(super) use version::entered;
 pub(super) use version::read;
 pub use version::{ChainPart, Prepared, Source, Version, standalone};
 pub use worker::{Found, SPARES_MAX, Worker};

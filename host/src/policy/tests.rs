@@ -29,8 +29,7 @@ fn config() -> PolicyConfig {
 fn trio<H: Hook>(name: &str) -> [Box<H::Engine>; 3] {
     let module = compiled::<H>(name);
     assert!(module.core.is_some(), "{name} has a core module that can be entered");
-    let component = Module { core: None, ..module.clone() };
-    let entered = [component, module].map(|module| {
+    let entered = [module.wrapped(), module].map(|module| {
         let limits = H::KIND.limits(&config());
         let mut engine = H::instantiate(&module, &limits, Arc::default()).expect(name);
         engine.describe().and_then(|_| engine.configure(&[])).expect(name).expect(name);
@@ -257,6 +256,15 @@ fn the_default_schedulers_and_evictors_are_entered_by_their_core_module() {
     }
     check::<SchedulerHook>();
     check::<EvictorHook>();
+}
+
+#[test]
+fn a_core_module_that_answers_otherwise_is_not_entered() {
+    let (lru, fifo) = (compiled::<EvictorHook>("lru"), compiled::<EvictorHook>("fifo"));
+    let entered =
+        |core| slot::entered::<EvictorHook>(engine(), Module { core, ..lru.clone() }).core.is_some();
+    assert!(entered(lru.core.clone()));
+    assert!(!entered(fifo.core));
 }
 
 #[test]

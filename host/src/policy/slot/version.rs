@@ -416,16 +416,16 @@ fn compile<H: Hook>(
         return Ok(Arc::clone(program));
     }
     let module = engine.compile(H::KIND, name, bytes)?;
-    Ok(Arc::new(Program::Component(unwrapped::<H>(engine, module))))
+    Ok(Arc::new(Program::Component(entered::<H>(engine, module))))
 }
 
 /// Has the core module be entered alone, if that answers as the component does.
-fn unwrapped<H: Hook>(engine: &Engine, module: Module) -> Module {
+pub(in crate::policy) fn entered<H: Hook>(engine: &Engine, module: Module) -> Module {
     if module.core.is_none() {
         return module;
     }
     let limits = Limits { evictor_slots: SLOTS, ..engine.limits(H::KIND) };
-    let wrapped = Module { core: None, ..module.clone() };
+    let wrapped = module.wrapped();
     let instance = |module| H::instantiate(module, &limits, Arc::default());
     let agree = || {
         let (mut component, mut core) = (instance(&wrapped)?, instance(&module)?);
@@ -526,6 +526,16 @@ impl<H: Hook> Prepared<H> {
     pub fn within(&self, config: &PolicyConfig) -> Self {
         let (program, assignment) = (Arc::clone(&self.program), self.assignment.clone());
         Self { program, assignment, limits: H::KIND.limits(config), log: Arc::default() }
+    }
+
+    /// The same policy, entered as a component however else it could be.
+    pub fn wrapped(&self) -> Self {
+        let program = match &*self.program {
+            Program::Component(module) => Arc::new(Program::Component(module.wrapped())),
+            Program::Native(_) | Program::Chain { .. } => Arc::clone(&self.program),
+        };
+        let (assignment, limits, log) = (self.assignment.clone(), self.limits.clone(), Arc::clone(&self.log));
+        Self { program, assignment, limits, log }
     }
 
     /// What an engine of it logged last: a panic's message, where the fault says "unreachable".
