@@ -361,6 +361,7 @@ fn every_fault_fails_its_check() {
     let passes = tried(guest("careless"), &[]);
     assert!(passes.passed(), "{:#?}", passes.rows);
     fails("careless", "explain-decides", "answers", "in another instance that was told and asked the same");
+    fails("careless", "looks-into-nans", "answers", "in another instance that was told and asked the same");
     fails("careless", "forgets", "state", "after the hand-over, step 0: `schedule` answered");
     fails("careless", "chokes", "state", "`import-state` of 0 B trapped");
     fails("careless", "loop", "answers", "ran past its deadline of 500ms");

@@ -17,7 +17,7 @@ use wasmtime::{Cache, CacheConfig, Config, InstanceAllocationStrategy, PoolingAl
 
 /// Epochs pass once per tick; a call is looked at when one passes under it.
 const TICK: Duration = Duration::from_millis(1);
-const LOG: &str = "kvasir:policy/log@0.1.0";
+pub(super) const LOG: &str = "kvasir:policy/log@0.1.0";
 const CONTROL: &str = "kvasir:policy/control@0.1.0";
 const LEARNING: &str = "kvasir:policy/learning@0.1.0";
 
@@ -169,7 +169,9 @@ impl Engine {
     fn core_of(&self, slot: SlotKind, component: &[u8]) -> Option<wasmtime::InstancePre<State>> {
         let module = unwrapped::module_of(slot, component)?;
         let module = self.compiler.run(|| wasmtime::Module::new(&self.bare, module)).ok()?;
-        wasmtime::Linker::new(&self.bare).instantiate_pre(&module).ok()
+        let mut linker = wasmtime::Linker::new(&self.bare);
+        unwrapped::add_log(&mut linker).ok()?;
+        linker.instantiate_pre(&module).ok()
     }
 
     /// Refuses a size before the bytes are read.

@@ -1,9 +1,9 @@
 //! The core module of a component, entered without the component around it.
 //!
-//! To enter a component takes some 150 ns more than to enter the module in it (docs/design/0001). Where a component is nothing
-//! but one module that imports nothing, behind the functions of the contract, the hot slots call that module by the
-//! canonical ABI. The contract stays what it is: whether both ways answer alike is tried when a policy is loaded, and what does
-//! not, or is made in any other way, is entered as a component.
+//! To enter a component takes some 150 ns more than to enter the module in it (docs/design/0001). Where one module of a component
+//! exports what the component does, by the names that all tools give, and imports the log at most, schedulers and evictors are
+//! called there, by the canonical ABI. The contract stays what it is: whether both ways answer alike is tried when a policy is
+//! loaded, and what does not, or is made in any other way, is entered as a component.
 
 mod abi;
 mod control;
@@ -19,9 +19,10 @@ pub(super) use self::scheduler::Scheduler;
 pub(super) use self::trial::{SLOTS, evictors_agree, schedulers_agree};
 
 use super::SlotKind;
+use super::engine::LOG;
 use super::guest::State;
 use wasmparser::{Parser, Payload};
-use wasmtime::{Instance, Store};
+use wasmtime::{Caller, Extern, Instance, Linker, Store, bail};
 
 /// Larger modules are no hot policies: compiling them twice would cost more than entering them.
 const BYTES_MAX: usize = 1 << 20;
@@ -35,34 +36,75 @@ pub(super) trait Unwrapped: Send + Sized {
     fn control(&self) -> &Control;
 }
 
-/// The one module of a component of `slot`, if there is no other, it imports nothing, and it exports what a component would be
-/// made of.
+/// The module in a component of `slot` that exports what the component is made of, if it is the only one that does, and
+/// imports the log at most.
 pub(super) fn module_of(slot: SlotKind, component: &[u8]) -> Option<&[u8]> {
     if !matches!(slot, SlotKind::Scheduler | SlotKind::Evictor) {
         return None;
     }
-    let (mut module, mut exports) = (None, Vec::new());
+    let prefix = format!("{}#", slot.interface());
+    let (mut found, mut module, mut depth) = (None, Module::default(), 0u32);
     for payload in Parser::new(0).parse_all(component) {
         match payload.ok()? {
             Payload::ModuleSection { unchecked_range: range, .. } => {
                 let bytes = component.get(range.start as usize..range.end as usize)?;
-                if module.replace(bytes).is_some() || bytes.len() > BYTES_MAX {
+                module = Module { bytes, ..Module::default() };
+                // What lies in an inner component is called by that, and not by this one.
+                module.needs_more = depth > 0;
+                depth += 1;
+            }
+            Payload::ComponentSection { .. } => depth += 1,
+            Payload::ImportSection(section) => {
+                let mut imports = section.into_imports();
+                module.needs_more |= imports.any(|i| i.map_or(true, |i| (i.module, i.name) != (LOG, "log")));
+            }
+            Payload::ExportSection(section) => {
+                for export in section {
+                    let name = export.ok()?.name;
+                    module.serves |= name.starts_with(&prefix);
+                    // A component would call it once.
+                    module.needs_more |= name == "_initialize";
+                }
+            }
+            Payload::End(_) => {
+                depth = depth.saturating_sub(1);
+                let Module { bytes, serves, needs_more } = std::mem::take(&mut module);
+                if serves && (needs_more || bytes.len() > BYTES_MAX || found.replace(bytes).is_some()) {
                     return None;
                 }
             }
-            Payload::ImportSection(section) if section.count() > 0 => return None,
             Payload::ComponentStartSection { .. } => return None,
-            Payload::ExportSection(section) => {
-                for export in section {
-                    exports.push(export.ok()?.name);
-                }
-            }
             _ => {}
         }
     }
-    // A component would call it once.
-    let starts = exports.contains(&"_initialize");
-    let prefix = format!("{}#", slot.interface());
-    let serves = exports.iter().any(|name| name.starts_with(&prefix));
-    module.filter(|_| serves && !starts)
+    found
+}
+
+/// What was read of one module.
+#[derive(Default)]
+struct Module<'a> {
+    bytes: &'a [u8],
+    /// It exports the functions of the slot.
+    serves: bool,
+    /// It cannot be entered as it is.
+    needs_more: bool,
+}
+
+/// What modules may import: the log of the contract.
+///
+/// # Errors
+/// It is there already.
+pub(super) fn add_log(linker: &mut Linker<State>) -> wasmtime::Result<()> {
+    linker.func_wrap(LOG, "log", log)?;
+    Ok(())
+}
+
+fn log(mut caller: Caller<'_, State>, level: u32, at: u32, len: u32) -> wasmtime::Result<()> {
+    let memory = caller.get_export("memory").and_then(Extern::into_memory);
+    let Some(memory) = memory else { bail!("it exports no `memory`") };
+    let (memory, state) = memory.data_and_store_mut(&mut caller);
+    let message = memory.get(at as usize..).and_then(|rest| rest.get(..len as usize));
+    let Some(message) = message else { bail!("pointer out of bounds of memory") };
+    state.add_log(level, std::str::from_utf8(message)?);
+    Ok(())
 }

@@ -1,8 +1,47 @@
 //! What guests may do to whom enters their module.
 
 use super::abi::{Abi, Asked, Told};
+use super::module_of;
+use crate::policy::SlotKind;
 use crate::policy::guest::State;
 use wasmtime::{Config, Engine, Instance, Linker, Module, Result, Store};
+
+const COMPONENT: &[u8] = b"\0asm\x0d\0\x01\0";
+
+/// A component of these modules and components.
+fn component(parts: &[&[u8]]) -> Vec<u8> {
+    let part = |part: &&[u8]| {
+        let kind = if part.starts_with(COMPONENT) { 4 } else { 1 };
+        let (low, high) = (part.len() as u8 & 0x7f | 0x80, (part.len() >> 7) as u8);
+        [&[kind, low, high], *part].concat()
+    };
+    [COMPONENT.to_vec(), parts.iter().flat_map(part).collect()].concat()
+}
+
+#[test]
+fn a_module_is_found_where_it_alone_makes_the_component() {
+    let module = |text: &str| wat::parse_str(format!("(module {text})")).unwrap();
+    let log = r#"(import "kvasir:policy/log@0.1.0" "log" (func (param i32 i32 i32)))"#;
+    let open = r#"(func (export "kvasir:policy/eviction@0.1.0#open"))"#;
+    let serves = module(open);
+    let found = |parts: &[&[u8]]| module_of(SlotKind::Evictor, &component(parts)).map(<[u8]>::to_vec);
+    assert_eq!(found(&[&serves]), Some(serves.clone()));
+    let (logs, shim) = (module(&format!("{log}{open}")), module(r#"(import "" "0" (func))"#));
+    assert_eq!(found(&[&logs, &shim]), Some(logs.clone()), "with what ties the log to it");
+    let others = [
+        component(&[&serves, &serves]),
+        component(&[&shim]),
+        component(&[&component(&[&serves])]),
+        component(&[&module(&format!(r#"(import "env" "now" (func)){open}"#))]),
+        component(&[&module(&format!(r#"{open}(func (export "_initialize"))"#))]),
+        COMPONENT.to_vec(),
+    ];
+    for (i, other) in others.iter().enumerate() {
+        assert_eq!(module_of(SlotKind::Evictor, other), None, "{i}");
+    }
+    assert_eq!(module_of(SlotKind::Scheduler, &component(&[&serves])), None, "of another slot");
+    assert_eq!(module_of(SlotKind::Evictor, &component(&[&serves])[..40]), None, "cut off");
+}
 
 /// An instance with one page of memory, whose `realloc` and `ask` answer a constant.
 fn guest(realloc: i64, ask: i64, more: &str) -> (Store<State>, Abi, Instance) {

@@ -5,7 +5,7 @@ use kvasir_policy::scheduler::{Candidates, Cluster, Decision, Reason, Request};
 use kvasir_policy::{Description, Scheduler, Settings};
 use std::cell::Cell;
 
-const MODES: [&str; 3] = ["explain-decides", "forgets", "chokes"];
+const MODES: [&str; 4] = ["explain-decides", "forgets", "chokes", "looks-into-nans"];
 
 #[derive(Default)]
 pub struct Careless {
@@ -35,7 +35,10 @@ impl Scheduler for Careless {
         };
         let mut decision = Decision::run(prefill as u32, decode as u32);
         if let Decision::Run(placement) = &mut decision {
-            placement.session_memo = self.turn.get();
+            placement.session_memo = match self.harm.mode() {
+                "looks-into-nans" => self.turn.get() + u64::from(bits_of_a_nan()),
+                _ => self.turn.get(),
+            };
         }
         decision
     }
@@ -60,6 +63,11 @@ impl Scheduler for Careless {
         }
         Ok(())
     }
+}
+
+/// Arithmetic may keep what a NaN says, or not.
+fn bits_of_a_nan() -> u32 {
+    (std::hint::black_box(f32::from_bits(0x7fc0_0001)) + 1.0).to_bits()
 }
 
 kvasir_policy::export_scheduler!(Careless);
