@@ -70,7 +70,8 @@ fn wait_for(fd: &impl AsFd, events: PollFlags, time: Option<Duration>) -> io::Re
 
 #[derive(Debug)]
 pub struct TcpStream {
-    socket: UnixStream,
+    /// Handles on it have one descriptor: 30 hosts have thousands of connections.
+    socket: Arc<UnixStream>,
     local: SocketAddr,
     peer: SocketAddr,
     shared: Arc<Settings>,
@@ -86,7 +87,7 @@ struct Settings {
 impl TcpStream {
     fn new(socket: UnixStream, local: SocketAddr, peer: SocketAddr) -> Self {
         socket.set_nonblocking(true).expect("a socket can be told not to block");
-        Self { socket, local, peer, shared: Arc::default() }
+        Self { socket: Arc::new(socket), local, peer, shared: Arc::default() }
     }
 
     pub fn connect(address: impl ToSocketAddrs) -> io::Result<Self> {
@@ -107,8 +108,8 @@ impl TcpStream {
     }
 
     pub fn try_clone(&self) -> io::Result<Self> {
-        let socket = self.socket.try_clone()?;
-        Ok(Self { socket, local: self.local, peer: self.peer, shared: Arc::clone(&self.shared) })
+        let (socket, shared) = (Arc::clone(&self.socket), Arc::clone(&self.shared));
+        Ok(Self { socket, local: self.local, peer: self.peer, shared })
     }
 
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
@@ -135,11 +136,11 @@ impl TcpStream {
     }
 
     fn read_some(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.repeat(PollFlags::IN, || (&self.socket).read(buffer))
+        self.repeat(PollFlags::IN, || (&*self.socket).read(buffer))
     }
 
     fn write_some(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.repeat(PollFlags::OUT, || (&self.socket).write(bytes))
+        self.repeat(PollFlags::OUT, || (&*self.socket).write(bytes))
     }
 
     fn repeat(&self, events: PollFlags, mut attempt: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
@@ -151,7 +152,7 @@ impl TcpStream {
                 done => return done,
             }
             let (read, write) = *self.shared.timeouts.lock().unwrap_or_else(PoisonError::into_inner);
-            wait_for(&self.socket, events, if events == PollFlags::IN { read } else { write })?;
+            wait_for(&*self.socket, events, if events == PollFlags::IN { read } else { write })?;
         }
     }
 }

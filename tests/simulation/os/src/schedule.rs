@@ -2,12 +2,11 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::thread::futex;
 
 use crate::disk::Disks;
 use crate::net::{Network, Watch};
@@ -56,21 +55,23 @@ pub(crate) struct Task {
     notified: bool,
 }
 
-/// Tells a thread that it has its turn. A descriptor, not a futex: of these the kernel looks through all that wait and share a
-/// bucket, and gives a process on two cores some ten buckets, however many thousands of threads it has.
-pub(crate) struct Turn(OwnedFd);
+/// Tells a thread that it has its turn: a futex that is not marked as private, though no other process uses it. Those that are
+/// private share some ten buckets of the kernel in a process on two cores, and it looks through all that wait in one, however many
+/// thousands of threads these are; the others have all buckets of the machine.
+#[derive(Default)]
+pub(crate) struct Turn(AtomicU32);
 
 impl Turn {
-    fn new() -> Arc<Self> {
-        Arc::new(Self(eventfd(0, EventfdFlags::CLOEXEC).expect("a descriptor is left")))
-    }
-
     fn give(&self) {
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+        self.0.store(1, Ordering::Release);
+        let _ = futex::wake(&self.0, futex::Flags::empty(), 1);
     }
 
     fn wait(&self) {
-        while rustix::io::read(&self.0, &mut [0; 8]).is_err() {}
+        while self.0.swap(0, Ordering::Acquire) == 0 {
+            // It may be given in between, or wake for nothing.
+            let _ = futex::wait(&self.0, futex::Flags::empty(), 0, None);
+        }
     }
 }
 
@@ -152,7 +153,7 @@ pub(crate) fn begin(seed: u64) {
 }
 
 fn task(name: String, host: Option<usize>) -> Task {
-    Task { name, host, state: State::Ready, turn: Turn::new(), notified: false }
+    Task { name, host, state: State::Ready, turn: Arc::default(), notified: false }
 }
 
 /// The calling thread's number; `None` outside of a world.
