@@ -14,6 +14,9 @@ use kvasir_os::world::{self, CLIENTS_FROM, Chance, TWINS_FROM};
 const CLIENTS: u32 = 2;
 const CALLS: u32 = 40;
 
+/// By then a host that hears nothing of another takes it for lost.
+const LOST: Duration = Duration::from_secs(1);
+
 /// Numbers of steps.
 pub(crate) type Steps = BTreeSet<u32>;
 
@@ -207,6 +210,7 @@ impl Plan {
         (0..planner.size.rounds).for_each(|_| planner.round());
         if disks {
             planner.fail_disks(Chance::new(seed ^ 0x6469_736b));
+            planner.leave_alone(Chance::new(seed ^ 0x616c_6f6e));
         }
         planner.plan.events.sort_by_key(|event| event.at);
         planner.plan
@@ -390,6 +394,26 @@ impl Planner {
         let at = up_to(self.now / 2);
         let lasts = up_to(self.now);
         self.add_at(at, What::DisksFail { reads, writes, lasts });
+    }
+
+    /// In half of the runs with disks: at the end a host is alone. Its clients put and remove what nobody else hears of, and then
+    /// it starts again.
+    fn leave_alone(&mut self, mut chance: Chance) {
+        if chance.below(2) == 0 {
+            return;
+        }
+        let alone = chance.below(self.plan.hosts as u64) as usize;
+        for other in (0..self.plan.hosts).filter(|&host| host != alone) {
+            self.add(What::Cut { from: alone, to: other });
+            self.add(What::Cut { from: other, to: alone });
+        }
+        // Until it takes the others for lost, which a removal does not wait for.
+        self.now += LOST;
+        self.wait_up_to(1000);
+        self.send_clients(alone);
+        self.wait_up_to(3000);
+        let how = if chance.below(2) == 0 { How::PowerCut } else { How::Killed };
+        self.add(What::Crash { host: alone, how, away: Duration::from_millis(chance.below(1000)) });
     }
 
     fn send_clients(&mut self, host: usize) {

@@ -44,6 +44,8 @@ bugs! {
     LeavesOrphans,
     /// A host orders puts and removals by its own clock, though it has heard of later ones.
     FollowsNoOtherClock,
+    /// What was removed before a host was started again is not read from its disk.
+    ForgetsRemovalsAtRestart,
     /// A tier that could not remove a block is not asked again.
     LeavesUnfinishedRemovals,
     /// What a peer removes is removed from the pool, and stays on the disk.

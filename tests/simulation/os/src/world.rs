@@ -41,8 +41,8 @@ pub fn stay_on_core(number: usize) {
     let _ = rustix::thread::sched_setaffinity(None, &one);
 }
 
-/// What 30 hosts need: a connection takes up to eight, with those that its threads share, and a thread one; those of a process that
-/// has crashed stay open.
+/// More than 30 hosts need: a connection takes four and more, and those of a process that has crashed stay open. 20,000 were enough so
+/// far.
 const DESCRIPTORS: u64 = 200_000;
 
 /// As many descriptors as this process may have.
