@@ -472,9 +472,9 @@ impl Tiering {
         Ok(found)
     }
 
-    /// Removes blocks from every tier, and waits until they are gone (at most as long as for a load, per tier); one that
-    /// is on its way between tiers goes when it arrives. A block that a tier could not remove is
-    /// [`Remove::Unfinished`]: try again.
+    /// Removes blocks from every tier, and waits until they are gone (at most as long as for a load, per tier); so it does for
+    /// what a tier below is taking at that moment. One that is on its way up goes when it arrives. A block that a tier could not
+    /// remove is [`Remove::Unfinished`]: try again.
     ///
     /// # Errors
     /// The batch is too large.
@@ -513,9 +513,15 @@ impl Tiering {
     }
 
     fn remove_in(&self, keys: &[BlockKey], reach: Reach, now_ms: u64) -> Result<Vec<Remove>, StoreError> {
-        // With no tier below, nothing is ever on its way.
-        let _removing = (!self.levels.is_empty()).then(|| self.moves.remove(keys));
-        self.drop_from(keys, reach, now_ms)
+        if self.levels.is_empty() {
+            // Nothing is ever on its way.
+            return self.dram.remove(keys, now_ms);
+        }
+        let (removing, until) = (self.moves.remove(keys), Instant::now() + self.config.load_timeout);
+        let mut removed = self.drop_from(keys, reach, now_ms)?;
+        let left = removed.iter_mut().zip(removing.wait(until)).filter(|(_, none_left)| !none_left);
+        left.for_each(|(removed, _)| *removed = Remove::Unfinished);
+        Ok(removed)
     }
 
     fn drop_from(&self, keys: &[BlockKey], reach: Reach, now_ms: u64) -> Result<Vec<Remove>, StoreError> {

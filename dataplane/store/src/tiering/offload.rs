@@ -13,7 +13,6 @@ use super::moves::Moving;
 use crate::dram::{DramStore, Held};
 use crate::store::{BlockStore, Pending, Put, PutDone, Stored, TierError};
 use kvasir_memory::buffer::Source;
-use kvasir_os::planted::{self, Bug};
 use kvasir_os::thread;
 use kvasir_os::thread::JoinHandle;
 use kvasir_os::time::{Duration, Instant};
@@ -80,6 +79,16 @@ struct Queue {
     over: bool,
     /// When the last put ended, if nothing of it was stored.
     failed: Option<Instant>,
+}
+
+impl Queue {
+    /// Blocks of these sizes do not wait and are not under way any more.
+    fn leave(&mut self, sizes: impl Iterator<Item = u32>) {
+        for size in sizes {
+            self.blocks -= 1;
+            self.bytes -= u64::from(size);
+        }
+    }
 }
 
 struct Shared {
@@ -220,9 +229,7 @@ impl Shared {
         loop {
             let jobs = self.next(under_way.is_empty());
             let idle = jobs.is_empty();
-            if !idle {
-                under_way.push_back(self.submit(jobs));
-            }
+            under_way.extend(self.submit(jobs));
             if idle || under_way.len() == BATCHES_UNDER_WAY {
                 let Some(batch) = under_way.pop_front() else { return Ok(()) };
                 self.finish(batch)?;
@@ -247,32 +254,46 @@ impl Shared {
         jobs
     }
 
-    fn submit(&self, jobs: Vec<Job>) -> Batch {
+    /// Gives the tier those blocks that were not removed while they waited. `None` if that is none.
+    fn submit(&self, jobs: Vec<Job>) -> Option<Batch> {
         let (mut puts, mut blocks) = (Vec::with_capacity(jobs.len()), Vec::with_capacity(jobs.len()));
-        for Job { held, meta, moving } in jobs {
-            blocks.push(Sent { slot: held.slot, size: held.size, moving });
-            puts.push(Put { meta, checksum: held.checksum, buffer: Source::from(held) });
+        let mut removed = Vec::new();
+        for Job { held, meta, mut moving } in jobs {
+            let size = held.size;
+            if moving.goes_down() {
+                blocks.push(Sent { slot: held.slot, size, moving });
+                puts.push(Put { meta, checksum: held.checksum, buffer: Source::from(held) });
+            } else {
+                removed.push(size);
+            }
         }
-        Batch { pending: self.below.put(puts), blocks }
+        if !removed.is_empty() {
+            self.queue.lock().leave(removed.into_iter());
+            self.changed.notify_all();
+        }
+        (!blocks.is_empty()).then(|| Batch { pending: self.below.put(puts), blocks })
     }
 
     /// Waits for a put; its blocks are then free to be evicted, copied or not.
-    fn finish(&self, Batch { pending, blocks }: Batch) -> Result<(), Abandoned> {
+    fn finish(&self, Batch { pending, mut blocks }: Batch) -> Result<(), Abandoned> {
         let done = self.wait(pending)?;
         let outcomes: Vec<_> = done.into_iter().map(|done| done.outcome).collect(); // ends the holds
         for (outcome, sent) in outcomes.iter().zip(&blocks) {
             self.count(outcome, sent.size);
         }
-        let removed = |sent: &Sent| sent.moving.is_removed().then(|| sent.moving.key());
-        let removed: Vec<_> = blocks.iter().filter_map(removed).collect();
-        if !removed.is_empty() && !planted::is(Bug::KeepsRemovedOnItsWayDown) {
-            self.wait(self.below.remove(removed))?;
+        let moving = blocks.iter_mut().map(|sent| &mut sent.moving);
+        let mut removed: Vec<&mut Moving> =
+            moving.filter_map(|moving| (!moving.has_come_down()).then_some(moving)).collect();
+        if !removed.is_empty() {
+            let keys = removed.iter().map(|moving| moving.key()).collect();
+            let gone = self.wait(self.below.remove(keys))?;
+            let taken_back = removed.iter_mut().zip(gone).filter(|(_, gone)| gone.is_ok());
+            taken_back.for_each(|(moving, _)| moving.is_taken_back());
         }
         let slots: Vec<u32> = blocks.iter().map(|sent| sent.slot).collect();
         {
             let mut queue = self.queue.lock();
-            queue.blocks -= blocks.len();
-            queue.bytes -= blocks.iter().map(|sent| u64::from(sent.size)).sum::<u64>();
+            queue.leave(blocks.iter().map(|sent| sent.size));
             queue.failed = outcomes.iter().all(Result::is_err).then(Instant::now);
         }
         drop(blocks);

@@ -110,15 +110,16 @@ impl Tiering {
         saved: &mut Saved,
     ) -> u64 {
         // Before the hold: a caller that removes the block from here on finds either it or the move.
-        let moving: Vec<Moving> = keys.iter().map(|&key| self.moves.begin(key)).collect();
+        let mut moving: Vec<Moving> = keys.iter().map(|&key| self.moves.begin(key)).collect();
         let stats = self.dram.stat(keys).unwrap_or_default();
-        let put = |stat: &BlockStat| {
+        let put = |(stat, moving): (&Option<BlockStat>, &mut Moving)| {
+            let stat = stat.as_ref()?;
             let BlockStat { key, parent, depth, class, tenant, .. } = *stat;
-            let held = self.dram.hold(key, class, now_ms)?;
+            let held = self.dram.hold(key, class, now_ms).filter(|_| moving.goes_down())?;
             let meta = BlockMeta { key, parent, depth, class, tenant, ttl_ms: 0, size: held.size };
             Some(Put { meta, checksum: held.checksum, buffer: Source::from(held) })
         };
-        let puts: Vec<Put> = stats.iter().flatten().filter_map(put).collect();
+        let puts: Vec<Put> = stats.iter().zip(&mut moving).filter_map(put).collect();
         let sizes: Vec<u32> = puts.iter().map(|put| put.meta.size).collect();
         let pending = level.store.put(puts);
         let done = match pending.wait_timeout(until.saturating_duration_since(Instant::now())) {
@@ -133,10 +134,14 @@ impl Tiering {
         let (mut blocks, mut bytes) = (0, 0);
         stored.for_each(|(_, size)| (blocks, bytes) = (blocks + 1, bytes + u64::from(size)));
         (saved.blocks, saved.bytes) = (saved.blocks + blocks, saved.bytes + bytes);
-        let removed: Vec<BlockKey> =
-            moving.iter().filter(|moving| moving.is_removed()).map(Moving::key).collect();
+        let mut removed: Vec<&mut Moving> =
+            moving.iter_mut().filter_map(|moving| (!moving.has_come_down()).then_some(moving)).collect();
         if !removed.is_empty() {
-            drop(level.store.remove(removed));
+            let pending = level.store.remove(removed.iter().map(|moving| moving.key()).collect());
+            let gone = pending.wait_timeout(until.saturating_duration_since(Instant::now()));
+            let taken_back =
+                removed.iter_mut().zip(gone.unwrap_or_default()).filter(|(_, gone)| gone.is_ok());
+            taken_back.for_each(|(moving, _)| moving.is_taken_back());
         }
         keys.len() as u64 - blocks
     }

@@ -6,6 +6,7 @@ mod shared;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -558,6 +559,103 @@ fn a_removal_reaches_every_tier_and_what_is_on_its_way() {
     assert_eq!(rig.tiering.exists(&[0, 1, 2].map(key)).unwrap(), [false, true, false]);
     slow.flush().wait().unwrap();
     assert_eq!(slow.stats().blocks, 0);
+}
+
+/// A tier may not be able to give it back.
+#[test]
+fn what_is_removed_while_it_waits_for_its_way_down_does_not_go() {
+    let (below, keys) = (faulty(Tier::Nvme), [key(0)]);
+    let mut rig = Rig::new(8, vec![below.clone()], everything());
+    rig.put_all(0..2);
+    below.inject(Call::Remove, Fault::Io);
+    let moves = Arc::clone(&rig.tiering.moves);
+    let removing = moves.remove(&keys);
+    assert_eq!(rig.offer(2, Destination::HostDecides).taken, 2);
+    assert_eq!(removing.wait(Instant::now()), [true], "nothing is left below");
+    assert_eq!(below.exists(&[0, 1].map(key)), [false, true]);
+    assert_eq!((rig.offload().stored, rig.offload().queued, rig.offload().queued_bytes), (1, 0, 0));
+}
+
+#[test]
+fn a_removal_waits_for_what_a_tier_is_taking_and_says_what_stays_there() {
+    for stays in [false, true] {
+        let slow = Arc::new(RemovesAtOnce::default());
+        let config = TieringConfig { load_timeout: PATIENCE, ..everything() };
+        let mut rig = Rig::new(8, vec![slow.clone()], config);
+        rig.put(0);
+        slow.puts.hold();
+        rig.evictor.turn(&rig.tiering, 1, Destination::HostDecides, false);
+        until("the tier is taking it", || slow.puts.waiting() == 1);
+        std::thread::scope(|scope| {
+            let removing = scope.spawn(|| rig.tiering.remove(&[key(0)], 0).unwrap());
+            until("the tier is asked", || slow.asked.load(Relaxed) == 1);
+            slow.fails.store(stays, Relaxed);
+            slow.puts.release();
+            let expected = if stays { Remove::Unfinished } else { Remove::Removed };
+            assert_eq!(removing.join().unwrap(), [expected]);
+        });
+        assert_eq!(slow.exists(&[key(0)]), [stays]);
+        assert!(rig.tiering.drain(Instant::now() + PATIENCE));
+        slow.fails.store(false, Relaxed);
+        let again = if stays { Remove::Removed } else { Remove::Missing };
+        assert_eq!(rig.tiering.remove(&[key(0)], 0).unwrap(), [again]);
+        assert_eq!(slow.exists(&[key(0)]), [false]);
+    }
+}
+
+/// A tier in which a removal overtakes puts.
+struct RemovesAtOnce {
+    memory: Arc<MemoryStore>,
+    puts: FaultStore,
+    /// How often it was asked to remove, and whether it cannot.
+    asked: AtomicU64,
+    fails: AtomicBool,
+}
+
+impl Default for RemovesAtOnce {
+    fn default() -> Self {
+        let memory = memory(Tier::Nvme);
+        let puts = FaultStore::new(memory.clone(), 0, Rates::default());
+        Self { memory, puts, asked: AtomicU64::new(0), fails: AtomicBool::new(false) }
+    }
+}
+
+impl BlockStore for RemovesAtOnce {
+    fn capabilities(&self) -> Capabilities {
+        self.memory.capabilities()
+    }
+    fn put(&self, batch: Vec<crate::store::Put>) -> Pending<Vec<crate::store::PutDone>> {
+        self.puts.put(batch)
+    }
+    fn get(&self, batch: Vec<Get>) -> Pending<Vec<GetDone>> {
+        self.memory.get(batch)
+    }
+    fn sizes(&self, keys: &[BlockKey]) -> Vec<Option<u32>> {
+        self.memory.sizes(keys)
+    }
+    fn remove(&self, keys: Vec<BlockKey>) -> Pending<Vec<Result<bool, TierError>>> {
+        let gone = if self.fails.load(Relaxed) {
+            Pending::ready(keys.iter().map(|_| Err(TierError::Cancelled)).collect())
+        } else {
+            self.memory.remove(keys)
+        };
+        self.asked.fetch_add(1, Relaxed);
+        gone
+    }
+    fn flush(&self) -> Pending<Result<(), TierError>> {
+        self.memory.flush()
+    }
+    fn stats(&self) -> TierStats {
+        self.memory.stats()
+    }
+}
+
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < until, "never: {what}");
+        std::thread::yield_now();
+    }
 }
 
 /// The last hosts to have a block may be elsewhere, and this one is reading it from them.
