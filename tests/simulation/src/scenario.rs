@@ -425,6 +425,7 @@ impl Scenario {
         for &n in blocks {
             while !is_so(self, n) {
                 if Instant::now() > until {
+                    self.say_who_has(n);
                     violated(&format!("block {n} {wrong}, {SETTLED:?} after the faults"));
                 }
                 thread::sleep(LOOK);
