@@ -18,8 +18,8 @@ use wasmtime::{Cache, CacheConfig, Config, InstanceAllocationStrategy, PoolingAl
 /// Epochs pass once per tick; a call is looked at when one passes under it.
 const TICK: Duration = Duration::from_millis(1);
 pub(super) const LOG: &str = "kvasir:policy/log@0.1.0";
-const CONTROL: &str = "kvasir:policy/control@0.1.0";
-const LEARNING: &str = "kvasir:policy/learning@0.1.0";
+pub(super) const CONTROL: &str = "kvasir:policy/control@0.1.0";
+pub(super) const LEARNING: &str = "kvasir:policy/learning@0.1.0";
 
 /// SHA-256 of a component's bytes: its identity in the catalogue and in lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

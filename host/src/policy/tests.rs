@@ -258,6 +258,32 @@ fn the_default_schedulers_and_evictors_are_entered_by_their_core_module() {
     check::<EvictorHook>();
 }
 
+/// They do no harm until their settings say so, and so pass the trial.
+#[test]
+fn harm_in_a_module_that_is_entered_alone_is_a_fault_of_that_call() {
+    let asked = |mode: &str| {
+        let bytes = kvasir_tests::guest("careless").to_vec();
+        let source = Source::Bytes { name: "careless".into(), bytes };
+        let settings =
+            [("mode", mode), ("after", "0")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let prepared = slot::Prepared::<SchedulerHook>::new(engine(), &config(), source, settings.to_vec());
+        let prepared = prepared.expect(mode);
+        assert!(prepared.is_unwrapped());
+        let (mut engine, _) = prepared.engine().expect(mode);
+        engine.open(&Layout::of(1, 1, 16).encode()).expect("open");
+        let ask = || question(1_000, 1, f32::INFINITY, &[0]);
+        let fault = engine.schedule(&ask()).expect_err(mode);
+        assert_eq!(engine.schedule(&ask()), Err(Fault::NotReady), "{mode}");
+        (fault, prepared.last_words())
+    };
+    assert!(matches!(asked("loop").0, Fault::Deadline(_)));
+    let (trap, said) = asked("trap");
+    assert!(matches!(trap, Fault::Trap(_)), "{trap}");
+    assert_eq!(said.as_deref(), Some("will do: trap"), "what it logs arrives");
+    let grown = asked("grow").0.to_string();
+    assert!(grown.contains("forcing trap when growing memory"), "{grown}");
+}
+
 #[test]
 fn a_core_module_that_answers_otherwise_is_not_entered() {
     let (lru, fifo) = (compiled::<EvictorHook>("lru"), compiled::<EvictorHook>("fifo"));

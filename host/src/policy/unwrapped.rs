@@ -16,7 +16,7 @@ mod trial;
 pub(super) use self::control::Control;
 pub(super) use self::evictor::Evictor;
 pub(super) use self::scheduler::Scheduler;
-pub(super) use self::trial::{SLOTS, evictors_agree, schedulers_agree};
+pub(super) use self::trial::{evictors_agree, schedulers_agree};
 
 use super::SlotKind;
 use super::engine::LOG;

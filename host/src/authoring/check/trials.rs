@@ -142,9 +142,8 @@ fn answers<W: World>(
     let mut world = W::new(kind, trial, rng(trial, kind));
     let prepared = &prepared.within(&world.config(trial));
     // However it is entered: what depends on the bits of a NaN differs, too.
-    let both = [prepared, &prepared.wrapped()].map(|prepared| engines(prepared, 1));
-    let came = both.into_iter().collect::<Result<Vec<_>, _>>().and_then(|engines| {
-        let engines = engines.into_iter().flatten().collect();
+    let both = [prepared, &prepared.wrapped()];
+    let came = both.into_iter().map(engine).collect::<Result<_, _>>().and_then(|engines| {
         let mut panel = Panel::new(engines);
         let gone_through = brief(&world, &mut panel)
             .map_err(|failure| failure.to_string())
@@ -160,8 +159,11 @@ fn answers<W: World>(
 }
 
 pub(super) fn engines<H: Hook>(prepared: &Prepared<H>, count: usize) -> Result<Vec<Box<H::Engine>>, String> {
-    let engine = |_| prepared.engine().map(|(engine, _)| engine).map_err(|error| error.to_string());
-    (0..count).map(engine).collect()
+    (0..count).map(|_| engine(prepared)).collect()
+}
+
+fn engine<H: Hook>(prepared: &Prepared<H>) -> Result<Box<H::Engine>, String> {
+    prepared.engine().map(|(engine, _)| engine).map_err(|error| error.to_string())
 }
 
 pub(super) fn brief<W: World>(world: &W, panel: &mut Panel<W::Hook>) -> Result<(), Failure> {

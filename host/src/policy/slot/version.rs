@@ -11,7 +11,6 @@ use crate::policy::fault::TEXT_BYTES;
 use crate::policy::guest::Guest;
 use crate::policy::log::Log;
 use crate::policy::trust::{self, Signature};
-use crate::policy::unwrapped::SLOTS;
 use crate::policy::{Error, Fault, Limits, PolicyConfig, PolicyId, SlotKind, description, nearest};
 use crate::text::printable;
 use kvasir_policy::Description;
@@ -424,7 +423,7 @@ pub(in crate::policy) fn entered<H: Hook>(engine: &Engine, module: Module) -> Mo
     if module.core.is_none() {
         return module;
     }
-    let limits = Limits { evictor_slots: SLOTS, ..engine.limits(H::KIND) };
+    let limits = engine.limits(H::KIND);
     let wrapped = module.wrapped();
     let instance = |module| H::instantiate(module, &limits, Arc::default());
     let agree = || {
@@ -560,7 +559,8 @@ impl<H: Hook> Prepared<H> {
     }
 
     /// Whether its engines enter the core module alone, without the component around it.
-    pub fn is_unwrapped(&self) -> bool {
+    #[cfg(test)]
+    pub(in crate::policy) fn is_unwrapped(&self) -> bool {
         matches!(&*self.program, Program::Component(module) if module.core.is_some())
     }
 

@@ -3,6 +3,7 @@
 use super::Unwrapped;
 use super::abi::{Abi, Answer, Asked, List, Told};
 use crate::policy::Fault;
+use crate::policy::engine::{CONTROL, LEARNING};
 use crate::policy::guest::{Guest, State};
 use crate::policy::slot::Policy;
 use kvasir_policy::{Description, Setting};
@@ -26,15 +27,15 @@ impl Control {
     /// # Errors
     /// A function is missing or has another type.
     pub(super) fn new(store: &mut Store<State>, instance: &Instance, learns: bool) -> wasmtime::Result<Self> {
-        let name = |name| format!("kvasir:policy/control@0.1.0#{name}");
-        let adopt = "kvasir:policy/learning@0.1.0#adopt";
+        let name = |name| format!("{CONTROL}#{name}");
+        let adopt = format!("{LEARNING}#adopt");
         Ok(Self {
             abi: Abi::new(store, instance)?,
             describe: Asked::new(store, instance, &name("describe"))?,
             configure: Asked::new(store, instance, &name("configure"))?,
             export_state: Asked::new(store, instance, &name("export-state"))?,
             import_state: Asked::new(store, instance, &name("import-state"))?,
-            adopt: learns.then(|| Told::new(store, instance, adopt)).transpose()?,
+            adopt: learns.then(|| Told::new(store, instance, &adopt)).transpose()?,
         })
     }
 }

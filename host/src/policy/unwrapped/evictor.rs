@@ -2,9 +2,9 @@
 
 use super::abi::{Asked, Told};
 use super::{Control, Unwrapped};
-use crate::policy::Fault;
 use crate::policy::evictor::{EvictorEngine, events_time, victims_time, with_victims};
 use crate::policy::guest::{Guest, State};
+use crate::policy::{Fault, SlotKind};
 use kvasir_policy::evictor::Victim;
 use wasmtime::{Instance, Store, TypedFunc};
 
@@ -19,7 +19,7 @@ pub(in crate::policy) struct Evictor {
 
 impl Unwrapped for Evictor {
     fn new(store: &mut Store<State>, instance: &Instance, learns: bool) -> wasmtime::Result<Self> {
-        let name = |name| format!("kvasir:policy/eviction@0.1.0#{name}");
+        let name = |name| format!("{}#{name}", SlotKind::Evictor.interface());
         Ok(Self {
             open: Told::new(store, instance, &name("open"))?,
             update_tiers: Told::new(store, instance, &name("update-tiers"))?,

@@ -2,9 +2,9 @@
 
 use super::abi::{Answer as Read, Asked, Told};
 use super::{Control, Unwrapped};
-use crate::policy::Fault;
 use crate::policy::guest::{Guest, State};
 use crate::policy::scheduler::SchedulerEngine;
+use crate::policy::{Fault, SlotKind};
 use kvasir_policy::scheduler::{Answer, Decision, Question};
 use wasmtime::{Instance, Store};
 
@@ -22,7 +22,7 @@ pub(in crate::policy) struct Scheduler {
 
 impl Unwrapped for Scheduler {
     fn new(store: &mut Store<State>, instance: &Instance, learns: bool) -> wasmtime::Result<Self> {
-        let name = |name| format!("kvasir:policy/scheduling@0.1.0#{name}");
+        let name = |name| format!("{}#{name}", SlotKind::Scheduler.interface());
         let mut told = |function| Told::new(store, instance, &name(function));
         Ok(Self {
             open: told("open")?,

@@ -9,10 +9,10 @@ use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 /// Questions of each trial.
-const QUESTIONS: usize = 16;
+const QUESTIONS: u64 = 16;
 const INSTANCES: u16 = 8;
 /// Block slots of the pool that evictors are asked about.
-pub(in crate::policy) const SLOTS: u32 = 64;
+const SLOTS: u32 = 64;
 
 /// # Errors
 /// Either fails.
@@ -104,7 +104,7 @@ pub(in crate::policy) fn evictors_agree<'a>(
     for engine in [&mut *one, &mut *other] {
         engine.open(&layout)?;
     }
-    for now_ms in 0..QUESTIONS as u64 {
+    for now_ms in 0..QUESTIONS {
         events.clear();
         while let Some(slot) = free.pop() {
             event(EventKind::Insert, slot, now_ms, &mut rng).encode(0, &mut events);
