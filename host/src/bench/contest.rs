@@ -31,7 +31,7 @@ const BATCHES: [usize; 3] = [1, 64, 512];
 /// Requests between two ticks that tell the load.
 const REQUESTS_A_TICK: usize = 64;
 
-/// Why nothing was measured.
+/// Why nothing more was measured.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -80,12 +80,14 @@ pub struct Report {
     /// The most that an instance of it took.
     pub memory_bytes: usize,
     pub rows: Vec<Row>,
+    /// The policy that failed after these rows, in which, and how.
+    pub failed: Option<String>,
 }
 
-/// Measures `contender` beside the default of its slot, within `limits`.
+/// Measures `contender` beside the default of its slot, within `limits`. What fails on the way ends it, and is in the report.
 ///
 /// # Errors
-/// A policy does not start, or failed on the way.
+/// A policy does not start.
 pub fn run(contender: &Contender, limits: PolicyConfig, size: Size, seed: u64) -> Result<Report, Error> {
     let evictor_slots = POOLS.into_iter().max().unwrap_or(1);
     let config = &PolicyConfig { evictor_slots, ..limits };
@@ -107,6 +109,7 @@ struct Contest<H: Hook> {
     seed: u64,
     load: Duration,
     memory_bytes: usize,
+    rows: Vec<Row>,
 }
 
 impl<H: Hook> Contest<H> {
@@ -124,11 +127,15 @@ impl<H: Hook> Contest<H> {
         let load = start.elapsed();
         let names = [contender.name.clone(), format!("native {}", default.name), default.name.clone()];
         let policies = [policy, prepare(&native)?, prepare(&default)?];
-        Ok(Self { names, policies, size, seed, load, memory_bytes: 0 })
+        Ok(Self { names, policies, size, seed, load, memory_bytes: 0, rows: Vec::new() })
     }
 
-    fn report(mut self, rows: impl FnOnce(&mut Self) -> Result<Vec<Row>, Error>) -> Result<Report, Error> {
-        let rows = rows(&mut self)?;
+    fn report(mut self, measure: impl FnOnce(&mut Self) -> Result<(), Error>) -> Result<Report, Error> {
+        let failed = match measure(&mut self) {
+            Ok(()) => None,
+            Err(error @ Error::Fault { .. }) => Some(error.to_string()),
+            Err(error) => return Err(error),
+        };
         let [policy, _, default] = self.names;
         Ok(Report {
             bench: "policy",
@@ -138,7 +145,8 @@ impl<H: Hook> Contest<H> {
             machine: Machine::here(),
             load_ms: (self.load.as_secs_f64() * 1e5).round() / 1e2,
             memory_bytes: self.memory_bytes,
-            rows,
+            rows: self.rows,
+            failed,
         })
     }
 
@@ -158,7 +166,7 @@ impl<H: Hook> Contest<H> {
         name: String,
         mut sides: [S; 3],
         mut call: impl FnMut(&mut S, usize) -> Result<(), Fault>,
-    ) -> Result<Row, Error> {
+    ) -> Result<(), Error> {
         let calls = self.size.calls.div_ceil(TURNS);
         let mut times: [Option<Times>; 3] = [const { None }; 3];
         for turn in 0..TURNS {
@@ -181,7 +189,8 @@ impl<H: Hook> Contest<H> {
         self.note_memory();
         let [policy, native_default, component_default] =
             times.map(|times| times.as_ref().map_or(Timing::default(), Timing::from));
-        Ok(Row { name, unit: "ns", policy, native_default, component_default })
+        self.rows.push(Row { name, unit: "ns", policy, native_default, component_default });
+        Ok(())
     }
 }
 
@@ -190,20 +199,19 @@ fn used<T>(answer: T) {
     let _ = std::hint::black_box(answer);
 }
 
-fn scheduler(contest: &mut Contest<SchedulerHook>) -> Result<Vec<Row>, Error> {
-    let row = |instances: u16| {
+fn scheduler(contest: &mut Contest<SchedulerHook>) -> Result<(), Error> {
+    for instances in INSTANCES {
         let seed = contest.seed;
         let sides = contest.engines()?.map(|e: Box<dyn SchedulerEngine>| Scheduling::new(e, instances, seed));
-        contest.timed(format!("schedule/{instances}"), sides, |side, _| side.one().map(used))
-    };
-    INSTANCES.into_iter().map(row).collect()
+        contest.timed(format!("schedule/{instances}"), sides, |side, _| side.one().map(used))?;
+    }
+    Ok(())
 }
 
 /// Events and learning included, for each victim. The quantiles are over the calls that select.
-fn evictor(contest: &mut Contest<EvictorHook>) -> Result<Vec<Row>, Error> {
+fn evictor(contest: &mut Contest<EvictorHook>) -> Result<(), Error> {
     let plan =
         Plan { workload: Workload::Chat, requests: contest.size.requests, rate_rps: 4.0, seed: contest.seed };
-    let mut rows = Vec::new();
     for slots in POOLS {
         let mut engines = contest.engines()?;
         let [a, b, c] = engines.each_mut().map(|e: &mut Box<dyn EvictorEngine>| Pool::new(e.as_mut(), slots));
@@ -237,12 +245,12 @@ fn evictor(contest: &mut Contest<EvictorHook>) -> Result<Vec<Row>, Error> {
             p99: pool.select_ns().value_at_quantile(0.99) as f64,
         });
         contest.note_memory();
-        rows.push(Row { name, unit: "ns", policy, native_default, component_default });
+        contest.rows.push(Row { name, unit: "ns", policy, native_default, component_default });
     }
-    Ok(rows)
+    Ok(())
 }
 
-fn admitter(contest: &mut Contest<AdmitterHook>) -> Result<Vec<Row>, Error> {
+fn admitter(contest: &mut Contest<AdmitterHook>) -> Result<(), Error> {
     let request = Request { prompt_tokens: 4_096, ttft_slo: 30_000.0, tbt_slo: 300.0, ..Request::default() };
     let words = request.encode();
     let sides = contest.engines()?;
@@ -254,7 +262,7 @@ fn admitter(contest: &mut Contest<AdmitterHook>) -> Result<Vec<Row>, Error> {
         let forecast = Forecast { ttft: some, tbt: 20.0, ..Forecast::default() };
         engine.admit_request(&words, &forecast).map(used)
     };
-    let mut rows = vec![contest.timed("admit-request".into(), sides, ask)?];
+    contest.timed("admit-request".into(), sides, ask)?;
     for blocks in BATCHES {
         let block = |n: usize| Block {
             class: (n % 16) as u16,
@@ -267,13 +275,13 @@ fn admitter(contest: &mut Contest<AdmitterHook>) -> Result<Vec<Row>, Error> {
         let words: Vec<u32> = (0..blocks).flat_map(|n| block(n).encode()).collect();
         let sides = contest.engines()?;
         let offer = |engine: &mut Box<dyn AdmitterEngine>, _: usize| engine.admit_blocks(3, &words).map(used);
-        rows.push(contest.timed(format!("admit-blocks/{blocks}"), sides, offer)?);
+        contest.timed(format!("admit-blocks/{blocks}"), sides, offer)?;
     }
-    Ok(rows)
+    Ok(())
 }
 
-fn balancer(contest: &mut Contest<BalancerHook>) -> Result<Vec<Row>, Error> {
-    let row = |instances: u16| {
+fn balancer(contest: &mut Contest<BalancerHook>) -> Result<(), Error> {
+    for instances in INSTANCES {
         let column = |unit: f32| (0..instances).map(|n| f32::from(n) * unit).collect();
         let mut state = Snapshot {
             prefill_queue_ms: column(10.0),
@@ -286,9 +294,9 @@ fn balancer(contest: &mut Contest<BalancerHook>) -> Result<Vec<Row>, Error> {
         contest.timed(format!("tick/{instances}"), sides, |engine: &mut Box<dyn BalancerEngine>, n| {
             state.now_ms = n as u64 * 1_000;
             engine.tick(&state).map(used)
-        })
-    };
-    INSTANCES.into_iter().map(row).collect()
+        })?;
+    }
+    Ok(())
 }
 
 /// What a call may cost.
@@ -397,17 +405,25 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_fails_is_not_measured() {
-        for slot in SlotKind::ALL {
+    fn a_policy_that_fails_is_not_measured_any_more() {
+        let bad = |slot: SlotKind, mode: &str| {
             let bytes = kvasir_tests::guest(slot.as_str()).to_vec();
             let source = crate::policy::Source::Bytes { name: "bad".into(), bytes };
-            let settings = [("mode", "trap"), ("after", "5")].map(|(n, v)| (n.to_owned(), v.to_owned()));
+            let settings = [("mode", mode), ("after", "5")].map(|(n, v)| (n.to_owned(), v.to_owned()));
             let choice = crate::replay::cluster::Choice { source, settings: settings.into() };
             let contender = Contender { slot, name: "bad".into(), choice };
             let size = Size { requests: 2_000, ..Size::SMOKE };
-            let error = run(&contender, PolicyConfig::unhurried(), size, 1).unwrap_err().to_string();
-            assert!(error.contains("`bad` failed in ") && error.contains("trapped"), "{error}");
+            let report = run(&contender, PolicyConfig::unhurried(), size, 1).unwrap();
+            (report.rows.into_iter().map(|row| row.name).collect::<Vec<_>>(), report.failed.unwrap())
+        };
+        for slot in SlotKind::ALL {
+            let (rows, failed) = bad(slot, "trap");
+            assert!(failed.contains("`bad` failed in ") && failed.contains("trapped"), "{failed}");
+            assert!(rows.is_empty(), "{rows:?}");
         }
+        let (rows, failed) = bad(SlotKind::Admitter, "short");
+        assert!(failed.contains("`bad` failed in admit-blocks/1: "), "{failed}");
+        assert_eq!(rows, ["admit-request"], "what was measured before is told");
     }
 
     #[test]

@@ -491,7 +491,7 @@ fn check_bytes(report: &store::Report) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replay::generate::{self, Plan, Workload};
+    use crate::replay::generate::{self, Generator, Plan, Workload};
     use clap::Parser;
 
     #[derive(Parser)]
@@ -509,7 +509,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let trace = folder.path().join("t.jsonl.gz");
         let plan = Plan { workload, requests: 300, rate_rps: 5.0, seed: 3 };
-        generate::write(&plan, &trace, || ()).unwrap();
+        generate::write(Generator::new(&plan).unwrap(), &trace, || ()).unwrap();
         (folder, trace)
     }
 
@@ -688,7 +688,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (trace, policy) = (folder.path().join("t.jsonl.gz"), folder.path().join("bad.wasm"));
         let plan = Plan { workload: Workload::Chat, requests: 300, rate_rps: 5.0, seed: 3 };
-        generate::write(&plan, &trace, || ()).unwrap();
+        generate::write(Generator::new(&plan).unwrap(), &trace, || ()).unwrap();
         std::fs::write(&policy, kvasir_tests::guest("evictor")).unwrap();
         for (mode, fault) in [("trap", "trapped"), ("loop", "deadline")] {
             let line = format!(

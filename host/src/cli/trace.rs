@@ -2,12 +2,13 @@
 
 use super::replay::{LayoutFlags, open_trace};
 use crate::replay::convert::Converter;
-use crate::replay::generate::{self, Plan, Workload};
+use crate::replay::generate::{self, Generator, Plan, Workload};
 use crate::replay::stats::{self, Report, Stats};
 use crate::replay::trace::Writer;
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 
 /// Inspect request traces, or generate one.
@@ -75,6 +76,9 @@ pub struct GenerateArgs {
     /// The same seed gives the same trace.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// Tenants that the requests are of, numbered from 0. They share no blocks.
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub tenants: NonZeroU16,
     /// File to write; compressed if it ends in .gz.
     #[arg(long, short, value_name = "FILE")]
     pub output: PathBuf,
@@ -144,7 +148,8 @@ impl GenerateArgs {
         };
         let style = ProgressStyle::with_template("{bar:40} {pos} of {len} requests, {eta} left");
         progress.set_style(style.expect("the template is constant"));
-        generate::write(&plan, &self.output, || progress.inc(1))?;
+        let generator = Generator::new(&plan)?.of_tenants(self.tenants);
+        generate::write(generator, &self.output, || progress.inc(1))?;
         progress.finish_and_clear();
         eprintln!("wrote {} requests to {}", self.requests, self.output.display());
         Ok(())

@@ -8,7 +8,7 @@ use super::evictor::EvictorHook;
 use super::interface::Interface;
 use super::scheduler::SchedulerHook;
 use super::slot::Hook;
-use super::{Digest, Engine, Error, PolicyConfig, SlotKind, Source, standalone};
+use super::{Digest, Engine, Error, PolicyConfig, Prepared, SlotKind, Source};
 use kvasir_policy::Description;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -32,6 +32,8 @@ pub struct Inspection {
     pub learns: bool,
     /// What it imports and exports with the types of all functions, as text.
     pub wit: Option<String>,
+    /// Its calls enter its core module alone (docs/design/0001, "Unwrapped"), which costs less.
+    pub is_unwrapped: bool,
     /// Time to check, compile, instantiate and configure it, with nothing taken from a cache.
     pub load_time: Duration,
 }
@@ -69,7 +71,7 @@ fn inspect_with(
     let slot = slot_of(name, bytes)?;
     let source = Source::Bytes { name: name.to_owned(), bytes: bytes.to_vec() };
     let start = Instant::now();
-    let description = match slot {
+    let (description, is_unwrapped) = match slot {
         SlotKind::Scheduler => describe::<SchedulerHook>(engine, config, source),
         SlotKind::Evictor => describe::<EvictorHook>(engine, config, source),
         SlotKind::Admitter => describe::<AdmitterHook>(engine, config, source),
@@ -85,6 +87,7 @@ fn inspect_with(
         bytes: bytes.len() as u64,
         learns: slot.has_outcomes() && exports.contains(&LEARNING),
         wit: wit(bytes),
+        is_unwrapped,
         imports: owned(imports),
         exports: owned(exports),
         load_time,
@@ -113,6 +116,13 @@ pub fn slot_of_file(config: &PolicyConfig, path: &Path) -> Result<SlotKind, Erro
     slot_of(&name, &super::slot::read(&engine, path)?)
 }
 
-fn describe<H: Hook>(engine: &Engine, config: &PolicyConfig, source: Source) -> Result<Description, Error> {
-    standalone::<H>(engine, config, source, Vec::new()).map(|(_, description)| description)
+/// What it says of itself, and whether it is unwrapped.
+fn describe<H: Hook>(
+    engine: &Engine,
+    config: &PolicyConfig,
+    source: Source,
+) -> Result<(Description, bool), Error> {
+    let policy = Prepared::<H>::new(engine, config, source, Vec::new())?;
+    let (_, description) = policy.engine()?;
+    Ok((description, policy.is_unwrapped()))
 }

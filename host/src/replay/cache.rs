@@ -52,7 +52,7 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
     /// Where the prefix hits lie between those of `lru` (0) and of `optimum` (100) at this capacity; below 0 if `lru` had more. Absent if
-    /// `optimum` was not asked for, or has no more than `lru`.
+    /// `optimum` was not asked for, or has less than 0.1 % of the references more than `lru`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gap_closed_percent: Option<f64>,
     /// Absent unless asked for, like the next two.

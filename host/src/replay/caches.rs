@@ -186,14 +186,17 @@ fn baseline_for(keepers: &[Keeper]) -> Option<Keeper> {
     keepers.iter().any(|keeper| matches!(keeper.kind, Kind::Optimum)).then(Keeper::baseline)
 }
 
+/// The smallest gap of which a share is told, in hits of a block reference: of less, any policy would have closed thousands of percent, or lost them.
+const GAP_MIN: f64 = 1e-3;
+
 /// `rows`: of one capacity; the baseline is the last of them if there is an optimum.
 fn fill_gaps(rows: &mut [Report]) {
     let Some(best) = rows.iter().find(|row| row.evictor == OPTIMUM).map(|row| row.prefix_hits) else {
         return;
     };
     let Some(least) = rows.last().map(|row| row.prefix_hits) else { return };
-    if best > least {
-        let gap = (best - least) as f64;
+    let gap = best.saturating_sub(least) as f64;
+    if gap >= GAP_MIN * rows[0].block_references as f64 {
         for row in rows {
             row.gap_closed_percent = Some(rounded(100.0 * (row.prefix_hits as f64 - least as f64) / gap));
         }

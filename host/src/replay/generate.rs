@@ -20,6 +20,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::num::NonZeroU16;
 use std::path::Path;
 
 /// Kinds of workload.
@@ -55,8 +56,6 @@ pub enum Error {
     Requests(u64),
     #[error("a rate of {0} requests per second is outside 0.001 to 100000")]
     Rate(f64),
-    #[error(transparent)]
-    Write(#[from] WriteError),
 }
 
 /// Parameters of one kind of workload; lengths are means of exponential distributions, in tokens.
@@ -147,6 +146,7 @@ pub struct Generator {
     /// Ids of blocks by what they contain: (prompt, or session after it; position).
     ids: HashMap<(Holder, u32), u64>,
     next_id: u64,
+    tenants: u16,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -188,7 +188,13 @@ impl Generator {
             pending: BinaryHeap::new(),
             ids: HashMap::new(),
             next_id: 0,
+            tenants: 1,
         })
+    }
+
+    /// The same requests, of so many tenants. Everybody who has a system prompt is of one of them.
+    pub fn of_tenants(self, tenants: NonZeroU16) -> Self {
+        Self { tenants: tenants.get(), ..self }
     }
 
     /// Starts every session that begins before the next pending turn.
@@ -254,8 +260,9 @@ impl Iterator for Generator {
         let output_tokens = tokens(&mut self.random, self.shape.output_tokens, 8 * 1024);
         let blocks = self.blocks(&turn, input_tokens);
         let time_us = turn.time_us / 1_000 * 1_000; // in files by whole milliseconds
+        let tenant = (turn.prompt % u64::from(self.tenants)) as u16;
         self.follow(turn, input_tokens + output_tokens);
-        Some(Request { time_us, input_tokens, output_tokens, blocks, ..Request::default() })
+        Some(Request { time_us, input_tokens, output_tokens, blocks, tenant, ..Request::default() })
     }
 }
 
@@ -277,13 +284,12 @@ pub(super) fn tokens(random: &mut ChaCha8Rng, mean: f64, most: u32) -> u32 {
     (exponential(random, mean).ceil() as u32).clamp(1, most)
 }
 
-/// Writes the plan's trace to `path`, compressed if it ends in `.gz`; `progress` is called for every
-/// request. The file appears whole or not at all.
+/// Writes the requests to `path`, compressed if it ends in `.gz`; `progress` is called for every one.
+/// The file appears whole or not at all.
 ///
 /// # Errors
-/// The plan is out of range, or the file cannot be written.
-pub fn write(plan: &Plan, path: &Path, mut progress: impl FnMut()) -> Result<(), Error> {
-    let generator = Generator::new(plan)?;
+/// The file cannot be written.
+pub fn write(generator: Generator, path: &Path, mut progress: impl FnMut()) -> Result<(), WriteError> {
     let mut file = Writer::create(path)?;
     for request in generator {
         file.write(&request)?;
@@ -312,7 +318,7 @@ mod tests {
             for name in ["t.jsonl", "t.jsonl.gz"] {
                 let path = folder.path().join(name);
                 let bytes = |seed| {
-                    write(&plan(workload, seed), &path, || ()).unwrap();
+                    write(Generator::new(&plan(workload, seed)).unwrap(), &path, || ()).unwrap();
                     std::fs::read(&path).unwrap()
                 };
                 let (a, b, other) = (bytes(1), bytes(1), bytes(2));
@@ -347,6 +353,30 @@ mod tests {
     }
 
     #[test]
+    fn tenants_share_the_requests_and_no_blocks() {
+        for workload in WORKLOADS {
+            let of = |tenants| {
+                let generator = Generator::new(&plan(workload, 3)).unwrap();
+                generator.of_tenants(NonZeroU16::new(tenants).unwrap()).collect::<Vec<_>>()
+            };
+            let (one, three) = (of(1), of(3));
+            let mut holders = HashMap::new();
+            for (alone, request) in one.iter().zip(&three) {
+                assert_eq!((alone.tenant, &alone.blocks), (0, &request.blocks));
+                for block in &request.blocks {
+                    assert_eq!(*holders.entry(block).or_insert(request.tenant), request.tenant);
+                }
+            }
+            let of_tenant = |tenant| three.iter().filter(|request| request.tenant == tenant).count();
+            let counts = [0, 1, 2].map(of_tenant);
+            assert!(
+                counts.iter().all(|&n| n > 200) && counts.iter().sum::<usize>() == one.len(),
+                "{counts:?}"
+            );
+        }
+    }
+
+    #[test]
     fn bad_plans_are_refused() {
         let new = |requests, rate_rps| {
             Generator::new(&Plan { requests, rate_rps, ..plan(Workload::Chat, 1) })
@@ -356,7 +386,8 @@ mod tests {
         assert!(new(0, 1.0).unwrap().contains("outside 1 to"));
         assert!(new(1, f64::NAN).unwrap().contains("NaN requests per second"));
         assert!(new(1, 1.0).is_none());
-        let error = write(&plan(Workload::Api, 1), Path::new("/none/t.jsonl"), || ()).unwrap_err();
+        let generator = Generator::new(&plan(Workload::Api, 1)).unwrap();
+        let error = write(generator, Path::new("/none/t.jsonl"), || ()).unwrap_err();
         assert!(error.to_string().starts_with("cannot write /none/t.jsonl after 0 requests"), "{error}");
     }
 }

@@ -246,8 +246,12 @@ fn a_component_is_looked_at_without_a_host() {
         assert_eq!(found["settings"][0]["name"], setting, "{found}");
         assert_eq!((&found["contract"], &found["learns"]), (&"kvasir:policy@0.1.0".into(), &false.into()));
         assert_eq!(found["signatures"], serde_json::json!([]));
+        // Those that are asked at every request or eviction.
+        let is_hot = ["scheduler", "evictor"].contains(&slot);
+        assert_eq!(found["unwrapped"], is_hot, "{found}");
         let wit = ["describe: func() -> description;", "export-state: func() -> list<u8>;"];
-        inspect(bytes, 0, false, &[&[slot, "size     ", "signed   no", setting][..], &wit].concat());
+        let entered = if is_hot { "entered  by its core module" } else { "entered  as a component" };
+        inspect(bytes, 0, false, &[&[slot, entered, "size     ", "signed   no", setting][..], &wit].concat());
     }
     inspect(guest("learning"), 0, false, &["learns   yes", "publish: func() -> "]);
     inspect(b"", 2, false, &["is not a WebAssembly component: the file is empty"]);

@@ -49,13 +49,7 @@ impl BenchArgs {
         limits.memory_bytes = self.memory.map_or(limits.memory_bytes, |memory| memory.0 as usize);
         limits.hot_deadline = self.deadline.map_or(limits.hot_deadline, |deadline| deadline.0);
         let contender = Contender::find(&self.policy, self.slot, self.settings)?;
-        let report = match contest::run(&contender, limits, size, self.seed) {
-            Err(error @ contest::Error::Fault { .. }) => {
-                eprintln!("kvasir: {error}");
-                return Ok(ExitCode::FAILURE);
-            }
-            report => report?,
-        };
+        let report = contest::run(&contender, limits, size, self.seed)?;
         let over: Vec<_> = self.budget.iter().flat_map(|budget| budget.exceeded(&report.rows)).collect();
         if self.json {
             let mut object = serde_json::to_value(&report)?;
@@ -64,8 +58,9 @@ impl BenchArgs {
         } else {
             print!("{}", report.text());
         }
+        report.failed.iter().for_each(|failed| eprintln!("kvasir: {failed}"));
         over.iter().for_each(|row| eprintln!("kvasir: over the budget: {row}"));
-        Ok(ExitCode::from(u8::from(!over.is_empty())))
+        Ok(ExitCode::from(u8::from(report.failed.is_some() || !over.is_empty())))
     }
 
     /// Those of its project, if it is a component in one.

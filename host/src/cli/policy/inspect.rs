@@ -116,12 +116,23 @@ const LINE_BYTES: usize = 200;
 const WIT_LINES: usize = 400;
 
 fn object(found: &Inspection, signed: &[Signed]) -> Value {
-    let Inspection { slot, description, digest, bytes, imports, exports, learns, wit, load_time } = found;
+    let Inspection {
+        slot,
+        description,
+        digest,
+        bytes,
+        imports,
+        exports,
+        learns,
+        wit,
+        is_unwrapped,
+        load_time,
+    } = found;
     let setting = |s: &kvasir_policy::Setting| json!({ "name": s.name, "default": s.default, "doc": s.doc });
     json!({
         "slot": slot.as_str(), "name": description.name, "version": description.version,
         "contract": CONTRACT, "learns": learns, "digest": digest.to_string(), "bytes": bytes,
-        "imports": imports, "exports": exports, "wit": wit,
+        "imports": imports, "exports": exports, "wit": wit, "unwrapped": is_unwrapped,
         "settings": description.settings.iter().map(setting).collect::<Vec<_>>(),
         "signatures": signed.iter().map(Signed::object).collect::<Vec<_>>(),
         "load_ms": load_time.as_secs_f64() * 1e3,
@@ -129,10 +140,22 @@ fn object(found: &Inspection, signed: &[Signed]) -> Value {
 }
 
 fn print(found: &Inspection, signed: &[Signed]) {
-    let Inspection { slot, description, digest, bytes, imports, exports, learns, wit, load_time } = found;
+    let Inspection {
+        slot,
+        description,
+        digest,
+        bytes,
+        imports,
+        exports,
+        learns,
+        wit,
+        is_unwrapped,
+        load_time,
+    } = found;
     println!("{slot} {} {}", description.name, description.version);
     println!("contract {CONTRACT}");
     println!("learns   {}", if *learns { "yes" } else { "no" });
+    println!("entered  {}", if *is_unwrapped { "by its core module" } else { "as a component" });
     println!("digest   {digest}");
     println!("size     {bytes} B");
     println!("load     {:.1} ms, compiled anew", load_time.as_secs_f64() * 1e3);

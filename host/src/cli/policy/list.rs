@@ -40,10 +40,7 @@ impl Target {
         take: impl AsyncFnOnce(Control) -> Result<proto::Policy, ControlError>,
     ) -> anyhow::Result<()> {
         let (ended, policy) = self.host.control(async |mut control: Control| {
-            // Who may load need not be one who may look.
-            let list = control.policy.list(proto::ListPoliciesRequest {}).await.ok();
-            let mut policies = list.into_iter().flat_map(|list| list.into_inner().policies);
-            let before = policies.find(|policy| policy.slot == slot);
+            let before = one(&mut control, slot).await;
             let now = take(control).await?;
             let trial = before.and_then(|before| before.trial);
             let goes_on = |old: &proto::Trial| {
@@ -97,6 +94,12 @@ impl Target {
             println!("{}: the host stepped in: {}", p.slot, p.last_trip);
         }
     }
+}
+
+/// How a slot is. `None`: the caller may not look; who may change it need not be one who may.
+pub(super) async fn one(control: &mut Control, slot: &str) -> Option<proto::Policy> {
+    let list = control.policy.list(proto::ListPoliciesRequest {}).await.ok()?;
+    list.into_inner().policies.into_iter().find(|policy| policy.slot == slot)
 }
 
 fn active_cells(p: &proto::Policy) -> [String; 11] {

@@ -559,7 +559,6 @@ impl<H: Hook> Prepared<H> {
     }
 
     /// Whether its engines enter the core module alone, without the component around it.
-    #[cfg(test)]
     pub(in crate::policy) fn is_unwrapped(&self) -> bool {
         matches!(&*self.program, Program::Component(module) if module.core.is_some())
     }

@@ -306,8 +306,8 @@ impl<H: Hook> Slot<H> {
         let said = || if called.is_empty() { fault.to_string() } else { format!("`{called}` {fault}") };
         // The 1st, 2nd, 4th, 8th and so on: one that fails at every call does not push out what else was logged.
         if faults.is_power_of_two() {
-            let name = &version.description.name;
-            self.log.add_host(2, &format!("`{name}`: {}; fault {faults} of it", said()));
+            let (name, generation) = (&version.description.name, version.generation);
+            self.log.add_host(2, &format!("`{name}`: {}; fault {faults} of generation {generation}", said()));
         }
         if let Some(within) = version.breaker.fault(Instant::now()) {
             let (slot, generation) = (self.clone(), version.generation);
@@ -634,7 +634,7 @@ mod tests {
         let lines: Vec<_> = slot.log.read().0.into_iter().map(|line| line.text).collect();
         let told = |text: &String| text.starts_with("`bad`: `tick` trapped: ");
         let counts = lines.iter().filter(|text| told(text)).map(|text| text.rsplit("; ").next().unwrap());
-        let expected: Vec<_> = [1, 2, 4, 8, 16].map(|n| format!("fault {n} of it")).into();
+        let expected: Vec<_> = [1, 2, 4, 8, 16].map(|n| format!("fault {n} of generation 1")).into();
         assert!(counts.eq(&expected), "{lines:?}");
     }
 

@@ -70,6 +70,19 @@ fn the_optimum_is_above_all_and_ends_the_gap() {
 }
 
 #[test]
+fn no_share_is_told_of_a_gap_of_a_few_hits() {
+    let told = |best| {
+        let mut rows = fill(&recorded(10, 1), &["arc", OPTIMUM, "lru"], &[400], Split::default()).rows;
+        for (row, hits) in rows.iter_mut().zip([5_000, best, 5_100]) {
+            (row.prefix_hits, row.block_references, row.gap_closed_percent) = (hits, 10_000, None);
+        }
+        fill_gaps(&mut rows);
+        rows[0].gap_closed_percent
+    };
+    assert_eq!([5_100, 5_109, 5_110].map(told), [None, None, Some(-1_000.0)]);
+}
+
+#[test]
 fn parts_add_up() {
     let trace = recorded(500, 3);
     let split = Split { warm_up: 100, by_class: true, by_tenant: true };

@@ -1,7 +1,7 @@
 //! Sessions against a real host in this process, over both transports.
 
 use super::*;
-use crate::replay::generate::{self, Plan, Workload};
+use crate::replay::generate::{self, Generator, Plan, Workload};
 use crate::replay::trace::Reader;
 use kvasir_client::data::{Endpoint, Options};
 use kvasir_dataplane::server::access::OwnUser;
@@ -104,7 +104,7 @@ fn chat(requests: u64) -> Vec<Request> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("chat.jsonl");
     let plan = Plan { workload: Workload::Chat, requests, rate_rps: 5.0, seed: 11 };
-    generate::write(&plan, &path, || ()).unwrap();
+    generate::write(Generator::new(&plan).unwrap(), &path, || ()).unwrap();
     Reader::open(&path).unwrap().collect::<Result<_, _>>().unwrap()
 }
 
