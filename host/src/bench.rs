@@ -11,6 +11,7 @@ mod local;
 pub mod policy;
 pub mod rpc;
 pub mod store;
+pub mod tiers;
 pub mod transfer;
 
 use comfy_table::{Table, presets};

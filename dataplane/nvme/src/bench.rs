@@ -92,6 +92,19 @@ impl Bench<'_> {
         Ok(rows)
     }
 
+    /// What the device writes and reads without the tier, GB/s.
+    ///
+    /// # Errors
+    /// The device does not take it.
+    pub fn raw(&self) -> Result<(f64, f64), BenchError> {
+        let (mut write, mut read) = (0.0, 0.0);
+        for _ in 0..TURNS {
+            let raw = Raw::create(self)?;
+            (write, read) = (raw.write()?.max(write), raw.read()?.max(read));
+        }
+        Ok((write, read))
+    }
+
     fn config(&self) -> NvmeConfig {
         let segment_bytes = 64 << 20;
         // The blocks fill half of it, so that compaction has nothing to do.

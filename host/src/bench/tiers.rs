@@ -1,0 +1,141 @@
+//! The way down and the way up: a host whose pool is too small for what is put, with the NVMe tier below, beside the raw
+//! device.
+//!
+//! One client puts chains as fast as it can, over shared memory, and reads them again in their order. Host and client share one
+//! process and its cores.
+
+use super::Row;
+use crate::config::Config;
+use crate::daemon::{Daemon, Running};
+use anyhow::{Context, Result, ensure};
+use kvasir_client::data::{Client, Endpoint, Options};
+use kvasir_dataplane::tier::nvme::bench::Bench;
+use kvasir_dataplane::{BlockKey, BlockMeta};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Names of the rows, by the size of a block.
+const SIZES: [(&str, &str, &str, usize); 3] = [
+    ("tier/offload/16KiB", "tier/offload/16KiB/taken", "tier/onboard/16KiB", 16 << 10),
+    ("tier/offload/64KiB", "tier/offload/64KiB/taken", "tier/onboard/64KiB", 64 << 10),
+    ("tier/offload/1MiB", "tier/offload/1MiB/taken", "tier/onboard/1MiB", 1 << 20),
+];
+/// Blocks of a chain; a chain is put and read in calls of [`CALL`] blocks.
+const CHAIN: usize = 256;
+const CALL_BYTES: usize = 2 << 20;
+const QUEUE_DEPTH: u32 = 64;
+/// For what is queued when all is put.
+const DRAINED: Duration = Duration::from_secs(60);
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// Bytes that are put, of each size of blocks; eight times the pool.
+    bytes: u64,
+}
+
+impl Size {
+    pub const FULL: Self = Self { bytes: 4 << 30 };
+    /// Shows that every row runs, measures nothing.
+    pub const SMOKE: Self = Self { bytes: 256 << 20 };
+}
+
+/// Rates are those of the bytes that the tier took or gave. `taken`: of what left the pool, the share that the tier has.
+///
+/// # Errors
+/// The host does not start, or `dir` has no room or refuses unbuffered I/O.
+pub fn rows(size: Size, dir: &Path) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for (offload, taken, onboard, block) in SIZES {
+        let folder = tempfile::tempdir_in(dir).with_context(|| format!("a folder in {}", dir.display()))?;
+        let raw = Bench { dir: folder.path(), bytes: size.bytes / 4, reads: 0, queue_depth: QUEUE_DEPTH };
+        let (raw_write, raw_read) = raw.raw()?;
+        let running = Daemon::start(config(folder.path(), size)?)?;
+        let measured = Tiers { running: &running, block, bytes: size.bytes }.measure();
+        running.shutdown();
+        let Measured { down, share, up } = measured?;
+        rows.push(Row::new(offload, down, "GB/s").beside(raw_write));
+        rows.push(Row::new(taken, 100.0 * share, "%"));
+        rows.push(Row::new(onboard, up, "GB/s").beside(raw_read));
+    }
+    Ok(rows)
+}
+
+fn config(folder: &Path, size: Size) -> Result<Config> {
+    let set = [
+        format!("node.data_dir={}", folder.display()),
+        "listen.http=127.0.0.1:0".into(),
+        format!("store.pool_bytes={}B", size.bytes / 8),
+        "store.prefault=true".into(),
+        format!("nvme.dir={}", folder.join("nvme").display()),
+        // All of it fits, and compaction has nothing to do.
+        format!("nvme.capacity_bytes={}B", 2 * size.bytes),
+        format!("nvme.queue_depth={QUEUE_DEPTH}"),
+        "tiering.min_uses=0".into(),
+    ];
+    Ok(Config::load(None, [], &set)?)
+}
+
+struct Tiers<'a> {
+    running: &'a Running,
+    block: usize,
+    bytes: u64,
+}
+
+struct Measured {
+    /// GB/s.
+    down: f64,
+    /// Of what left the pool, the part that the tier has.
+    share: f64,
+    /// GB/s.
+    up: f64,
+}
+
+impl Tiers<'_> {
+    fn measure(&self) -> Result<Measured> {
+        let client = Client::connect(&Endpoint::Unix(self.running.socket_path().into()), Options::default())?;
+        let blocks = (self.bytes / self.block as u64) as usize;
+        let begun = Instant::now();
+        self.put(&client, blocks)?;
+        let tiering = self.running.host().node.tiering();
+        ensure!(tiering.drain(begun + DRAINED), "what is queued for the tier does not end");
+        let took = begun.elapsed().as_secs_f64();
+        let level = tiering.stats().levels.into_iter().next().context("no tier below the pool")?;
+        let down = level.offload.stored_bytes as f64 / 1e9 / took;
+        let share = level.offload.stored as f64 / level.offload.offered.max(1) as f64;
+        let up = self.read(&client, blocks)?;
+        Ok(Measured { down, share, up })
+    }
+
+    fn put(&self, client: &Client, blocks: usize) -> Result<()> {
+        let bytes = vec![7; self.block];
+        let all: Vec<usize> = (0..blocks).collect();
+        for call in all.chunks((CALL_BYTES / self.block).max(1)) {
+            let puts: Vec<_> = call.iter().map(|&n| (self.meta(n), bytes.as_slice())).collect();
+            for put in client.put_batch(&puts)? {
+                put?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the half that was put first, of which nothing is left in the pool.
+    fn read(&self, client: &Client, blocks: usize) -> Result<f64> {
+        let all: Vec<usize> = (0..blocks / 2).collect();
+        let (begun, mut read) = (Instant::now(), 0);
+        for call in all.chunks((CALL_BYTES / self.block).max(1)) {
+            let keys: Vec<BlockKey> = call.iter().map(|&n| self.meta(n).key).collect();
+            let found = client.get(&keys, 0)?;
+            read += found.iter().flatten().count();
+            client.release(found.into_iter().flatten())?;
+        }
+        Ok((read * self.block) as f64 / 1e9 / begun.elapsed().as_secs_f64())
+    }
+
+    fn meta(&self, n: usize) -> BlockMeta {
+        let key = |n: usize| BlockKey::from_engine_hash("tiers", &n.to_le_bytes());
+        let depth = (n % CHAIN) as u32;
+        let parent = (depth > 0).then(|| key(n - 1));
+        BlockMeta { parent, depth, ..BlockMeta::single(key(n), self.block as u32) }
+    }
+}
