@@ -13,6 +13,7 @@
 //! is heard, and carried out, once more.
 
 mod kept;
+mod past;
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashSet;
@@ -20,6 +21,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub(super) use self::kept::Kept;
+use self::past::Past;
 use super::counts::add;
 use super::link::{Link, ask_at_once};
 use super::message::{Reply, Request};
@@ -54,6 +56,11 @@ impl Generations {
         Generation(next(last))
     }
 
+    /// No generation so far is later.
+    fn now(&self) -> Generation {
+        Generation(now_us().max(self.0.load(Ordering::SeqCst)))
+    }
+
     pub(super) fn heard(&self, other: Generation) {
         if !planted::is(Bug::FollowsNoOtherClock) {
             self.0.fetch_max(other.0, Ordering::SeqCst);
@@ -75,6 +82,7 @@ pub(super) struct Removals {
     unfinished: Mutex<HashSet<BlockKey>>,
     /// No generation heard so far is later, or it is of the past; that much is on disk.
     clock_kept: AtomicU64,
+    past: Past,
 }
 
 /// How far ahead of what was heard the clock is kept, so that it is written once in this time.
@@ -161,14 +169,16 @@ impl Shared {
         keys.iter().map(|key| dropped.contains(key)).collect()
     }
 
+    /// Remembers which time it is, by which what is put now is later or earlier than removals that are told late.
+    pub(super) fn note_time(&self) {
+        self.removals.past.note(self.clock.now_ms(), self.copies.generations.now());
+    }
+
     /// Has removals that are told late keep what was put here since. For blocks with copies the table knows it; for the
-    /// others the clock tells it, as long as they are in the pool.
+    /// others the clock told it, as long as they are in the pool.
     pub(super) fn spare_later_puts(&self, told: &mut [(BlockKey, Generation, Removal)]) {
-        let (now_us, now_ms) = (now_us(), self.clock.now_ms());
-        let put_at = |stat: &BlockStat| {
-            let age_ms = now_ms.saturating_sub(stat.inserted_ms);
-            Generation(now_us.saturating_sub(age_ms.saturating_mul(1000)))
-        };
+        self.note_time();
+        let put_at = |stat: &BlockStat| self.removals.past.at(stat.inserted_ms);
         for told in told.chunks_mut(BATCH_MAX) {
             let keys: Vec<BlockKey> = told.iter().map(|(key, ..)| *key).collect();
             let stats = self.store.stat(&keys).unwrap_or_default();

@@ -141,11 +141,13 @@ impl Shared {
         let mut audit = Audit { keys: VecDeque::new(), next: Instant::now() + self.config.audit_every };
         let mut orphans = Orphans::default();
         let mut looked = Instant::now();
+        self.note_time();
         while !self.is_stopping() {
             let (mut keys, all) = self.todo.next(|| self.is_stopping());
             let Some(tiering) = self.tiering() else { return };
             if looked.elapsed() >= TICK {
                 looked = Instant::now();
+                self.note_time();
                 self.miss_the_lost();
                 let gone = self.audit(&tiering, &mut audit);
                 self.look_for_damage(&tiering);

@@ -8,7 +8,7 @@ use std::fmt;
 
 use clap::ValueEnum;
 use kvasir_os::time::Duration;
-use kvasir_os::world::{self, CLIENTS_FROM, Chance, TWINS_FROM};
+use kvasir_os::world::{self, CLIENTS_FROM, Chance, Failing, TWINS_FROM};
 
 /// Clients of each host, and calls of each.
 const CLIENTS: u32 = 2;
@@ -71,11 +71,15 @@ pub(crate) enum What {
         machine: usize,
         lasts: Duration,
     },
-    /// One in so many reads and writes of all disks fails; 0 = none.
+    /// All disks.
     DisksFail {
-        reads: u64,
-        writes: u64,
+        failing: Failing,
         lasts: Duration,
+    },
+    /// The clock on the wall of a machine is set, so far ahead of one that was never wrong.
+    SetClock {
+        machine: usize,
+        ahead: Duration,
     },
 }
 
@@ -88,6 +92,7 @@ pub(crate) enum Fault {
     Pauses,
     Twins,
     Disks,
+    Clocks,
 }
 
 impl What {
@@ -100,6 +105,7 @@ impl What {
             Self::Pause { .. } => Some(Fault::Pauses),
             Self::Twin { .. } => Some(Fault::Twins),
             Self::DisksFail { .. } => Some(Fault::Disks),
+            Self::SetClock { .. } => Some(Fault::Clocks),
         }
     }
 }
@@ -212,6 +218,7 @@ impl Plan {
             planner.fail_disks(Chance::new(seed ^ 0x6469_736b));
             planner.leave_alone(Chance::new(seed ^ 0x616c_6f6e));
         }
+        planner.set_clocks(Chance::new(seed ^ 0x636c_6f63_6b73));
         planner.plan.events.sort_by_key(|event| event.at);
         planner.plan
     }
@@ -387,13 +394,20 @@ impl Planner {
     fn fail_disks(&mut self, mut chance: Chance) {
         let mut one_in = || if chance.below(3) > 0 { 1 + chance.below(6) } else { 0 };
         let (reads, writes) = (one_in(), one_in());
-        if chance.below(2) == 0 || reads + writes == 0 {
+        let fails = chance.below(2) == 1 && reads + writes > 0;
+        let mut one_in = |most| if chance.below(3) == 0 { 1 + chance.below(most) } else { 0 };
+        let failing = match fails {
+            true => Failing { reads, writes, syncs: one_in(20), bits: one_in(100) },
+            // Nothing says so.
+            false => Failing { bits: one_in(100), ..Failing::default() },
+        };
+        if failing == Failing::default() {
             return;
         }
         let mut up_to = |limit: Duration| Duration::from_micros(chance.below(limit.as_micros() as u64));
         let at = up_to(self.now / 2);
         let lasts = up_to(self.now);
-        self.add_at(at, What::DisksFail { reads, writes, lasts });
+        self.add_at(at, What::DisksFail { failing, lasts });
     }
 
     /// In half of the runs with disks: at the end a host is alone. Its clients put and remove what nobody else hears of, and then
@@ -414,6 +428,19 @@ impl Planner {
         self.wait_up_to(3000);
         let how = if chance.below(2) == 0 { How::PowerCut } else { How::Killed };
         self.add(What::Crash { host: alone, how, away: Duration::from_millis(chance.below(1000)) });
+    }
+
+    /// In a third of all runs: back or on, within what hosts put up with.
+    fn set_clocks(&mut self, mut chance: Chance) {
+        if chance.below(3) > 0 {
+            return;
+        }
+        for _ in 0..=chance.below(self.plan.hosts as u64) {
+            let at = Duration::from_micros(chance.below(self.now.as_micros() as u64));
+            let ahead = Duration::from_secs(chance.below(world::CLOCKS_DIFFER_S));
+            let machine = chance.below(self.plan.hosts as u64) as usize;
+            self.add_at(at, What::SetClock { machine, ahead });
+        }
     }
 
     fn send_clients(&mut self, host: usize) {
@@ -481,15 +508,19 @@ impl fmt::Display for Event {
                 let (twin, host, lasts) = (name(*machine), name(*host), lasts.as_secs_f64());
                 write!(f, "{twin} joins, which is called {host} as well, for {lasts:.3} s")
             }
-            What::DisksFail { reads, writes, lasts } => {
-                let lasts = lasts.as_secs_f64();
+            What::DisksFail { failing: Failing { reads, writes, syncs, bits }, lasts } => {
                 write!(
                     f,
-                    "of all disks one in {reads} reads and {writes} writes fails (0 = none), for {lasts:.3} s"
+                    "of all disks one in {reads} reads, {writes} writes and {syncs} syncs fails, and one in {bits} reads finds a \
+                     bit flipped (0 = none), for {:.3} s",
+                    lasts.as_secs_f64()
                 )
             }
             What::Pause { machine, lasts } => {
                 write!(f, "{} stands still for {:.3} s", name(*machine), lasts.as_secs_f64())
+            }
+            What::SetClock { machine, ahead } => {
+                write!(f, "the clock of {} is set, to {} s ahead", name(*machine), ahead.as_secs())
             }
         }
     }

@@ -185,9 +185,13 @@ impl Scenario {
                 self.doubled.insert(host);
                 "a twin"
             }
-            What::DisksFail { reads, writes, .. } => {
-                self.fail_disks(Failing { reads, writes, ..Failing::default() });
+            What::DisksFail { failing, .. } => {
+                self.fail_disks(failing);
                 "disks that fail"
+            }
+            What::SetClock { machine, ahead } => {
+                world::set_clock(machine, ahead);
+                "a clock set"
             }
             What::Pause { machine, lasts } => {
                 if !self.pause(machine) {
@@ -200,7 +204,7 @@ impl Scenario {
     }
 
     fn fail_disks(&mut self, failing: Failing) {
-        self.model().disks_failed |= failing.reads + failing.writes > 0;
+        self.model().disks_failed |= failing != Failing::default();
         world::note(&format!("all disks fail as {failing:?}"));
         world::disks_fail(failing);
         self.failing = failing;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::gate::{Gate, through};
 use super::*;
-use crate::table::Generation;
+use crate::table::{Generation, Removal};
 use kvasir_store::fault::{Call, Fault, FaultStore, Rates};
 use kvasir_store::memory::MemoryStore;
 use kvasir_store::store::{Capabilities, Get, GetDone, Pending, Put, PutDone, Tier, TierError, TierStats};
@@ -112,6 +112,26 @@ fn a_removal_that_is_asked_for_takes_what_seems_to_be_put_since() {
     assert!(shared.carry_out(&told).is_empty() && host.is_resident(1));
     assert_eq!(shared.remove_here(&[key(1), key(2)], at), [true, true]);
     assert!(!host.is_resident(1) && !host.is_resident(2));
+}
+
+/// One of the two clocks is set between a put and a removal that is told late; which of them is all the same.
+#[test]
+fn when_something_was_put_is_told_by_the_clock_of_then() {
+    let ports = ports(2);
+    let config = Host::settings(0, &ports, |_| {});
+    let store = DramStore::open(DramConfig { pool_bytes: 32 << 20, blocks_max: 4096, ..Default::default() });
+    let host = Host::join(config, Arc::new(store.unwrap()), Clock::movable());
+    let shared = &host.cluster.shared;
+    host.put(1);
+    wait_past_the_tick(&host);
+    let at = shared.copies.generations.next();
+    wait_past_the_tick(&host);
+    host.put(2);
+    shared.note_time();
+    host.clock.move_to(host.clock.now_ms() + 3_600_000).unwrap();
+    let mut told = [1, 2].map(|n| (key(n), at, shared.table().remove(key(n), at).unwrap()));
+    shared.spare_later_puts(&mut told);
+    assert_eq!(told.map(|(.., removal)| removal), [Removal::Drop, Removal::Keep]);
 }
 
 /// The converse: what is stored again stays, whoever still speaks of the removal.

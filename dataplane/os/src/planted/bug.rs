@@ -44,6 +44,8 @@ bugs! {
     LeavesOrphans,
     /// A host orders puts and removals by its own clock, though it has heard of later ones.
     FollowsNoOtherClock,
+    /// When a block was put is told by what the clock says now, though it may have been set since.
+    TrustsTheClockOfNow,
     /// What was removed before a host was started again is not read from its disk.
     ForgetsRemovalsAtRestart,
     /// A tier that could not remove a block is not asked again.

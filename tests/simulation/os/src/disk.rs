@@ -25,7 +25,7 @@ const IO_ERROR: i32 = 5;
 const FULL: i32 = 28;
 
 /// How often something goes wrong: one call in so many; 0 is never.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Failing {
     pub reads: u64,
     pub writes: u64,

@@ -73,7 +73,8 @@ impl Sub for Instant {
     }
 }
 
-/// The clock on the wall. In half of all worlds each machine has one of its own, and they differ by up to 50 minutes.
+/// The clock on the wall. In half of all worlds each machine has one of its own, and they differ by up to 50 minutes;
+/// and it may be set ([`set_clock`](crate::world::set_clock)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SystemTime(Duration);
 

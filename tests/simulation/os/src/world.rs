@@ -121,6 +121,16 @@ pub fn resume(machine: usize) {
     world.resume(machine);
 }
 
+/// The most that the clock on the wall of one machine is ahead of another's, in seconds.
+pub const CLOCKS_DIFFER_S: u64 = schedule::CLOCKS_DIFFER_S;
+
+/// Sets the clock on the wall of a machine: so far ahead of one that was never wrong.
+pub fn set_clock(machine: usize, ahead: Duration) {
+    let mut world = schedule::world();
+    world.note(&format!("the clock of {} is set, to {ahead:?} ahead", name(machine)));
+    world.clocks_set.insert(machine, ahead);
+}
+
 /// How long the machine of the calling thread stood still so far.
 pub fn stood_still() -> Duration {
     let world = schedule::world();
