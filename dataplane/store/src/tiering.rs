@@ -286,6 +286,17 @@ impl Tiering {
         self.levels.iter().map(|level| level.offloader.queued()).sum()
     }
 
+    /// How long a put may wait for copies, so that it has as long again for other victims.
+    pub fn backpressure(&self) -> Duration {
+        self.config.backpressure.min(self.dram.config().put_wait / 2)
+    }
+
+    /// Whether victims are being copied to the nearest tier, or would be if they were offered.
+    pub fn copies(&self) -> bool {
+        let nearest = self.level_for_victims(0).map(|level| &self.levels[level].offloader);
+        nearest.is_some_and(|offloader| offloader.queued() > 0 || offloader.takes_copies())
+    }
+
     /// How many more victims of `bytes` each the nearest tier's queue takes now; any further one would go without a copy.
     pub fn room(&self, bytes: u64) -> usize {
         let nearest = self.level_for_victims(0);

@@ -7,6 +7,7 @@
 
 use super::books::BadChoice;
 use super::briefing::{Briefing, Progress};
+use super::haste::{Haste, Patience};
 use super::piece;
 use super::tiers::{self, destination};
 use crate::calendar::unix_ms;
@@ -141,6 +142,7 @@ struct Owner {
     books_incomplete: bool,
     /// How long to wait for pressure at most.
     wait: Duration,
+    patience: Patience,
     /// When to look at the tiers next.
     tiers_due: Instant,
     drained: Vec<AccessEvent>,
@@ -172,6 +174,7 @@ impl Owner {
             evicting: false,
             books_incomplete: false,
             wait: IDLE,
+            patience: Patience::default(),
             tiers_due: Instant::now(),
             drained,
             events,
@@ -187,8 +190,10 @@ impl Owner {
         let start = Instant::now();
         self.follow();
         self.evicting = pressure.is_low() || (self.evicting && pressure.excess_bytes() > 0);
-        let want = self.wanted(&pressure);
-        let offered = if want > 0 { self.choose(want, is_urgent(&pressure)) } else { 0 };
+        let (most, copies) = (self.tiering.backpressure(), self.tiering.copies());
+        let haste = self.patience.haste(&pressure, most, copies, start);
+        let want = self.wanted(&pressure, haste);
+        let offered = if want > 0 { self.choose(want, haste == Haste::Urgent) } else { 0 };
         // Also what was copied down since the last turn.
         let evicted =
             if self.evicting { self.store.reclaim(VICTIMS_MAX as usize, self.clock.now_ms()) } else { 0 };
@@ -296,18 +301,18 @@ impl Owner {
     }
 
     /// How many victims to ask for.
-    fn wanted(&self, pressure: &Pressure) -> u32 {
+    fn wanted(&self, pressure: &Pressure, haste: Haste) -> u32 {
         let used = pressure.pool_bytes - pressure.free_bytes;
         let mean_bytes = (used / u64::from(self.serving.books.len().max(1))).max(1);
         let excess = if self.evicting { pressure.excess_bytes().div_ceil(mean_bytes) } else { 0 };
         let near = pressure.excess_bytes() > 0 || pressure.is_low();
         let ready = if near { RESERVE.min(pressure.reserve_max) as u64 } else { 0 };
         // What is being copied will be ready without us, but not in time for a put that waits now.
-        let coming = if is_urgent(pressure) { 0 } else { self.tiering.copying() };
+        let coming = if haste == Haste::Urgent { 0 } else { self.tiering.copying() };
         let want = (excess + ready).saturating_sub((pressure.reserve + coming) as u64);
         let mut room = pressure.reserve_max.saturating_sub(pressure.reserve);
         // A block that finds the queue of copies full goes without one, but only when memory is really short.
-        if !is_urgent(pressure) && pressure.free_bytes >= pressure.low_bytes / 2 {
+        if haste == Haste::Patient || haste == Haste::None && pressure.free_bytes >= pressure.low_bytes / 2 {
             room = room.min(self.tiering.room(mean_bytes));
         }
         want.min(room as u64).min(u64::from(VICTIMS_MAX.min(self.serving.books.len()))) as u32
@@ -410,11 +415,6 @@ impl Owner {
         }
         self.serving.books.choose(&self.victims, &mut self.slots)
     }
-}
-
-/// A put waits for victims.
-fn is_urgent(pressure: &Pressure) -> bool {
-    pressure.waiting_puts > 0 || pressure.slots_full
 }
 
 /// Encodes events as the contract has them; returns the base of their times.

@@ -12,14 +12,15 @@ use kvasir_protocol::block::BlockKey;
 
 pub(super) struct Space {
     pub(super) extents: Extents,
-    waiting: u32,
+    /// When the puts that wait began to.
+    waiting: Vec<Instant>,
     /// See [`Pressure::slots_full`].
     pub(super) slots_full: bool,
 }
 
 impl Space {
     pub(super) fn new(bytes: u64) -> Self {
-        Self { extents: Extents::new(bytes), waiting: 0, slots_full: false }
+        Self { extents: Extents::new(bytes), waiting: Vec::new(), slots_full: false }
     }
 }
 
@@ -42,7 +43,9 @@ pub struct Pressure {
     pub reserve: usize,
     pub reserve_max: usize,
     /// Puts waiting for space right now.
-    pub waiting_puts: u32,
+    pub waiting_puts: usize,
+    /// For how long the first of them has waited.
+    pub longest_wait: Duration,
     /// A put found no slot, whether it waits for one or was refused, and no victim was offered since.
     pub slots_full: bool,
 }
@@ -61,7 +64,8 @@ impl Pressure {
 impl DramStore {
     pub fn pressure(&self) -> Pressure {
         let space = self.space.lock();
-        let (free_bytes, waiting_puts) = (space.extents.free_bytes(), space.waiting);
+        let (free_bytes, waiting_puts) = (space.extents.free_bytes(), space.waiting.len());
+        let longest_wait = space.waiting.iter().min().map_or(Duration::ZERO, Instant::elapsed);
         let (slots_full, reserve) = (space.slots_full, self.victims.lock().len());
         drop(space);
         let pool_bytes = self.pool.bytes();
@@ -74,6 +78,7 @@ impl DramStore {
             reserve,
             reserve_max: self.config.reserve_max as usize,
             waiting_puts,
+            longest_wait,
             slots_full,
         }
     }
@@ -82,8 +87,9 @@ impl DramStore {
     pub fn wait_pressure(&self, timeout: Duration) -> Pressure {
         let low = (self.pool.bytes() as f64 * self.config.low_free) as u64;
         let mut space = self.space.lock();
-        let calm =
-            |space: &mut Space| space.extents.free_bytes() >= low && space.waiting == 0 && !space.slots_full;
+        let calm = |space: &mut Space| {
+            space.extents.free_bytes() >= low && space.waiting.is_empty() && !space.slots_full
+        };
         self.pressed.wait_while_for(&mut space, calm, timeout);
         drop(space);
         self.pressure()
@@ -154,9 +160,12 @@ impl DramStore {
         if left.is_zero() {
             return Waited::OutOfTime { free_bytes: space.extents.free_bytes() };
         }
-        space.waiting += 1;
+        let since = until - self.config.put_wait;
+        space.waiting.push(since);
         self.freed.wait_for(&mut space, left);
-        space.waiting -= 1;
+        if let Some(at) = space.waiting.iter().position(|one| *one == since) {
+            space.waiting.swap_remove(at);
+        }
         Waited::Woken
     }
 
@@ -171,7 +180,7 @@ impl DramStore {
             self.tenants.refund(self.tenants.tenant_of(freed.label), Extents::rounded(freed.size.into()));
             freed.pins.iter().for_each(|pin| self.tenants.refund_pin(pin.tenant, pin.bytes));
         });
-        let waiting = space.waiting > 0;
+        let waiting = !space.waiting.is_empty();
         drop(space);
         if waiting {
             self.freed.notify_all();

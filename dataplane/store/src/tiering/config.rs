@@ -21,6 +21,10 @@ pub struct TieringConfig {
     /// The same in bytes; a quarter of the pool at most, because these cannot be evicted.
     #[serde(with = "units::size")]
     pub queue_bytes: u64,
+    /// How long a put waits for victims to be copied down, before half of them go without a copy. Where that was in vain, no put waits
+    /// so for twenty times as long: the share of its time that a put loses to a slow tier is 5 % at most. 0 means that none waits.
+    #[serde(with = "units::span")]
+    pub backpressure: Duration,
     /// The most memory for blocks being loaded; lookups beyond it are told to try again. Half of it at most is for blocks
     /// that are sent away as they are, and held until their reader has them.
     #[serde(with = "units::size")]
@@ -54,6 +58,7 @@ impl Default for TieringConfig {
             min_uses: 1,
             queue_blocks: 1024,
             queue_bytes: 256 << 20,
+            backpressure: Duration::from_millis(20),
             load_bytes: 256 << 20,
             load_timeout: Duration::from_secs(2),
             recent_blocks: 1 << 16,
