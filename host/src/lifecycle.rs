@@ -14,5 +14,6 @@ mod books;
 mod briefing;
 pub mod cluster;
 pub mod eviction;
+mod haste;
 mod piece;
 pub mod tiers;

@@ -14,12 +14,8 @@ use kvasir_dataplane::{BlockKey, BlockMeta};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Names of the rows, by the size of a block.
-const SIZES: [(&str, &str, &str, usize); 3] = [
-    ("tier/offload/16KiB", "tier/offload/16KiB/taken", "tier/onboard/16KiB", 16 << 10),
-    ("tier/offload/64KiB", "tier/offload/64KiB/taken", "tier/onboard/64KiB", 64 << 10),
-    ("tier/offload/1MiB", "tier/offload/1MiB/taken", "tier/onboard/1MiB", 1 << 20),
-];
+/// Sizes of a block, and how rows name them.
+const SIZES: [(&str, usize); 3] = [("16KiB", 16 << 10), ("64KiB", 64 << 10), ("1MiB", 1 << 20)];
 /// Blocks of a chain; a chain is put and read in calls of [`CALL`] blocks.
 const CHAIN: usize = 256;
 const CALL_BYTES: usize = 2 << 20;
@@ -40,28 +36,35 @@ impl Size {
     pub const SMOKE: Self = Self { bytes: 256 << 20 };
 }
 
-/// Rates are those of the bytes that the tier took or gave. `taken`: of what left the pool, the share that the tier has.
+/// Of each size: `put`, what a client puts; `offload`, what the tier takes of it meanwhile, and `taken`, its share of what left the pool; the
+/// same where puts do not wait for copies; and `onboard`, what a client reads of what is only in the tier.
 ///
 /// # Errors
 /// The host does not start, or `dir` has no room or refuses unbuffered I/O.
 pub fn rows(size: Size, dir: &Path) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for (offload, taken, onboard, block) in SIZES {
-        let folder = tempfile::tempdir_in(dir).with_context(|| format!("a folder in {}", dir.display()))?;
-        let raw = Bench { dir: folder.path(), bytes: size.bytes / 4, reads: 0, queue_depth: QUEUE_DEPTH };
-        let (raw_write, raw_read) = raw.raw()?;
-        let running = Daemon::start(config(folder.path(), size)?)?;
-        let measured = Tiers { running: &running, block, bytes: size.bytes }.measure();
-        running.shutdown();
-        let Measured { down, share, up } = measured?;
-        rows.push(Row::new(offload, down, "GB/s").beside(raw_write));
-        rows.push(Row::new(taken, 100.0 * share, "%"));
-        rows.push(Row::new(onboard, up, "GB/s").beside(raw_read));
+    for (name, block) in SIZES {
+        for (how, more) in [("", None), ("/unslowed", Some("tiering.backpressure=0s"))] {
+            let folder =
+                tempfile::tempdir_in(dir).with_context(|| format!("a folder in {}", dir.display()))?;
+            let raw = Bench { dir: folder.path(), bytes: size.bytes / 4, reads: 0, queue_depth: QUEUE_DEPTH };
+            let (raw_write, raw_read) = raw.raw()?;
+            let running = Daemon::start(config(folder.path(), size, more)?)?;
+            let measured = Tiers { running: &running, block, bytes: size.bytes }.measure();
+            running.shutdown();
+            let Measured { put, down, share, up } = measured?;
+            rows.push(Row::new(format!("tier/put/{name}{how}"), put, "GB/s"));
+            rows.push(Row::new(format!("tier/offload/{name}{how}"), down, "GB/s").beside(raw_write));
+            rows.push(Row::new(format!("tier/taken/{name}{how}"), 100.0 * share, "%"));
+            if more.is_none() {
+                rows.push(Row::new(format!("tier/onboard/{name}"), up, "GB/s").beside(raw_read));
+            }
+        }
     }
     Ok(rows)
 }
 
-fn config(folder: &Path, size: Size) -> Result<Config> {
+fn config(folder: &Path, size: Size, more: Option<&str>) -> Result<Config> {
     let set = [
         format!("node.data_dir={}", folder.display()),
         "listen.http=127.0.0.1:0".into(),
@@ -73,6 +76,7 @@ fn config(folder: &Path, size: Size) -> Result<Config> {
         format!("nvme.queue_depth={QUEUE_DEPTH}"),
         "tiering.min_uses=0".into(),
     ];
+    let set: Vec<String> = set.into_iter().chain(more.map(str::to_owned)).collect();
     Ok(Config::load(None, [], &set)?)
 }
 
@@ -83,11 +87,11 @@ struct Tiers<'a> {
 }
 
 struct Measured {
-    /// GB/s.
+    /// GB/s, like the next and the last.
+    put: f64,
     down: f64,
     /// Of what left the pool, the part that the tier has.
     share: f64,
-    /// GB/s.
     up: f64,
 }
 
@@ -97,6 +101,7 @@ impl Tiers<'_> {
         let blocks = (self.bytes / self.block as u64) as usize;
         let begun = Instant::now();
         self.put(&client, blocks)?;
+        let put = self.bytes as f64 / 1e9 / begun.elapsed().as_secs_f64();
         let tiering = self.running.host().node.tiering();
         ensure!(tiering.drain(begun + DRAINED), "what is queued for the tier does not end");
         let took = begun.elapsed().as_secs_f64();
@@ -104,7 +109,7 @@ impl Tiers<'_> {
         let down = level.offload.stored_bytes as f64 / 1e9 / took;
         let share = level.offload.stored as f64 / level.offload.offered.max(1) as f64;
         let up = self.read(&client, blocks)?;
-        Ok(Measured { down, share, up })
+        Ok(Measured { put, down, share, up })
     }
 
     fn put(&self, client: &Client, blocks: usize) -> Result<()> {

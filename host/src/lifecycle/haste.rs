@@ -6,7 +6,8 @@
 use kvasir_dataplane::tier::dram::Pressure;
 use std::time::{Duration, Instant};
 
-/// After a put has waited in vain, none does for so many times as long: 5 % of its time is the most that a put loses to a slow tier.
+/// After a put has waited in vain, none does for as long, and each time that follows soon for twice as long, up to so many times: a tier
+/// that stalls once costs few copies, and one that is always slow takes 5 % of the time of puts.
 const IMPATIENT: u32 = 20;
 
 /// What becomes of victims for which the queue of copies has no room.
@@ -24,23 +25,21 @@ pub(super) enum Haste {
 pub(super) struct Patience {
     /// Until then no put waits for copies.
     none_until: Option<Instant>,
+    /// How many times as long as a put had waited.
+    times: u32,
 }
 
 impl Patience {
     /// `most`: how long a put may wait for copies. `copies`: some are under way, or may begin.
-    pub(super) fn haste(
-        &mut self,
-        pressure: &Pressure,
-        most: Duration,
-        copies: bool,
-        now: Instant,
-    ) -> Haste {
+    pub(super) fn haste(&mut self, pressure: &Pressure, most: Duration, copies: bool, now: Instant) -> Haste {
         let waits = pressure.waiting_puts > 0;
         if copies && !self.none_until.is_some_and(|until| now < until) && (waits || !pressure.slots_full) {
             if pressure.longest_wait < most {
                 return Haste::Patient;
             }
-            self.none_until = Some(now + IMPATIENT * most);
+            let soon = self.none_until.is_some_and(|until| now < until + IMPATIENT * most);
+            self.times = if soon { (2 * self.times).min(IMPATIENT) } else { 1 };
+            self.none_until = Some(now + self.times * most);
         }
         if waits || pressure.slots_full { Haste::Urgent } else { Haste::None }
     }
@@ -69,17 +68,27 @@ mod tests {
     #[test]
     fn puts_wait_for_copies_for_a_while_and_after_that_was_in_vain_not_for_longer() {
         let (mut patience, start) = (Patience::default(), Instant::now());
-        let mut at = |ms, pressure: Pressure| {
-            patience.haste(&pressure, MOST, true, start + Duration::from_millis(ms))
-        };
+        let mut at =
+            |ms, pressure: Pressure| patience.haste(&pressure, MOST, true, start + Duration::from_millis(ms));
         assert_eq!(at(0, waiting(0, 0)), Haste::Patient);
         assert_eq!(at(1, waiting(2, 0)), Haste::Patient);
         assert_eq!(at(20, waiting(2, 19)), Haste::Patient);
         assert_eq!(at(21, waiting(2, 20)), Haste::Urgent);
         assert_eq!(at(22, waiting(1, 0)), Haste::Urgent, "it was in vain");
         assert_eq!(at(23, waiting(0, 0)), Haste::None);
-        assert_eq!(at(420, waiting(1, 0)), Haste::Urgent);
-        assert_eq!(at(421, waiting(1, 0)), Haste::Patient);
+        assert_eq!(at(40, waiting(1, 0)), Haste::Urgent);
+        assert_eq!(at(41, waiting(1, 0)), Haste::Patient);
+        // Again and again: for twice as long each time, but not for ever.
+        let mut now = 41;
+        for times in [2, 4, 8, 16, 20, 20] {
+            assert_eq!(at(now, waiting(1, 20)), Haste::Urgent);
+            assert_eq!(at(now + 20 * times - 1, waiting(1, 0)), Haste::Urgent);
+            now += 20 * times;
+            assert_eq!(at(now, waiting(1, 0)), Haste::Patient);
+        }
+        now += 20 * 20;
+        assert_eq!(at(now, waiting(1, 20)), Haste::Urgent);
+        assert_eq!(at(now + 20, waiting(1, 0)), Haste::Patient, "the last time was long ago");
     }
 
     #[test]

@@ -2,17 +2,18 @@
 //!
 //! Blocks that go down or come up say what stands before them, so that the block after one is known, in a table of fixed
 //! size. Two lookups in a row along a chain that a tier below had to serve are a walk: the blocks behind are asked of that
-//! tier, and nobody waits. The lookup that asks for one of them lands them all in the pool, and the reading goes on. What
-//! nobody asked for gives way to other walks; it goes into the pool if there is room above the watermark.
+//! tier, and nobody waits. The lookup that asks for one of them has what it asks for put into the pool, and more where there is room
+//! above the watermark, and the reading goes on; the rest is kept for the lookups that follow. What nobody asks for gives way to
+//! other walks.
 
 use parking_lot::Mutex;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::onboard::{Read, Wanted, check};
+use super::onboard::{Onboarded, Read, Wanted, check};
 use super::recent::Recent;
-use super::together::Part;
 use super::{Level, Reach, Tiering};
 use crate::store::Tier;
 use crate::store::{Get, GetDone, Pending};
@@ -21,6 +22,10 @@ use kvasir_protocol::block::{BlockKey, BlockMeta};
 
 /// The most walks that are read ahead of at the same time.
 const FLIGHTS_MAX: usize = 64;
+/// As many blocks are read ahead as the walk asks for in one step, or as this where its steps are smaller.
+const STEP_MIN: usize = 8;
+/// The most bytes of one walk that are read ahead, but for a single block.
+const WALK_BYTES: u64 = 16 << 20;
 
 pub(super) struct Ahead {
     followers: Mutex<Followers>,
@@ -34,11 +39,16 @@ pub(super) struct Ahead {
     pub(super) landed: AtomicU64,
 }
 
-/// Blocks on their way up that nobody waits for.
+/// Blocks that were read ahead and not asked for yet.
 struct Flight {
     level: usize,
-    pending: Pending<Vec<GetDone>>,
-    wanted: Vec<Wanted>,
+    blocks: Blocks,
+}
+
+enum Blocks {
+    OnTheirWay(Pending<Vec<GetDone>>, Vec<Wanted>),
+    /// What is left of a flight of which some were asked for.
+    Here(Vec<Arc<Onboarded>>),
 }
 
 /// Blocks read ahead that their tier did not deliver in time: it is not asked for them again by the same lookup.
@@ -53,11 +63,17 @@ impl Late {
 
 impl Flight {
     fn keys(&self) -> Vec<BlockKey> {
-        self.wanted.iter().map(Wanted::key).collect()
+        match &self.blocks {
+            Blocks::OnTheirWay(_, wanted) => wanted.iter().map(Wanted::key).collect(),
+            Blocks::Here(blocks) => blocks.iter().map(|block| block.meta.key).collect(),
+        }
     }
 
-    fn has_any(&self, keys: &[BlockKey]) -> bool {
-        self.wanted.iter().any(|wanted| keys.contains(&wanted.key()))
+    fn has_any(&self, keys: &HashSet<BlockKey>) -> bool {
+        match &self.blocks {
+            Blocks::OnTheirWay(_, wanted) => wanted.iter().any(|wanted| keys.contains(&wanted.key())),
+            Blocks::Here(blocks) => blocks.iter().any(|block| keys.contains(&block.meta.key)),
+        }
     }
 }
 
@@ -116,6 +132,7 @@ impl Ahead {
 
     /// At most `count` blocks behind one, up to the first that `asked` holds.
     fn behind(&self, mut key: BlockKey, count: usize, asked: &[BlockKey]) -> Vec<BlockKey> {
+        let asked: HashSet<BlockKey> = asked.iter().copied().collect();
         let followers = self.followers.lock();
         let mut chain = Vec::new();
         while chain.len() < count
@@ -151,7 +168,8 @@ impl Tiering {
 
     /// Asks the nearest tier that has the block behind `key` for it and for those that follow.
     fn read_ahead(&self, key: BlockKey, asked: &[BlockKey], now_ms: u64) {
-        let mut chain = self.ahead.behind(key, self.config.read_ahead_blocks as usize, asked);
+        let step = asked.len().max(STEP_MIN).min(self.config.read_ahead_blocks as usize);
+        let mut chain = self.ahead.behind(key, step, asked);
         let Ok(resident) = self.dram.exists(&chain) else { return };
         let mut resident = resident.into_iter();
         chain.retain(|_| resident.next() == Some(false));
@@ -160,7 +178,14 @@ impl Tiering {
         });
         let Some(at) = level else { return };
         let level = &self.levels[at];
-        let bytes: u64 = level.store.sizes(&chain).into_iter().flatten().map(u64::from).sum();
+        let (mut count, mut bytes) = (0, 0);
+        for size in level.store.sizes(&chain).into_iter().map(|size| u64::from(size.unwrap_or(0))) {
+            if count > 0 && bytes + size > WALK_BYTES {
+                break;
+            }
+            (count, bytes) = (count + 1, bytes + size);
+        }
+        chain.truncate(count);
         // Half of the memory is for loads that somebody waits for.
         let half = self.config.load_bytes / 2;
         if bytes > half {
@@ -168,7 +193,9 @@ impl Tiering {
         }
         while self.ahead.open.load(Relaxed) >= FLIGHTS_MAX || self.loading.used() + bytes > half {
             let Some(oldest) = self.ahead.take_flight(|_| true) else { return };
-            self.land_flight(oldest, Vec::new(), &[], Duration::ZERO, now_ms);
+            if let Some(blocks) = self.arrive(oldest, Duration::ZERO) {
+                drop(self.enter(blocks, &HashSet::new(), now_ms));
+            }
         }
         let (open, mut left): (Vec<usize>, u64) = ((0..chain.len()).collect(), u64::MAX);
         let mut refused: Vec<Read> = chain.iter().map(|_| Read::Missing).collect();
@@ -179,69 +206,81 @@ impl Tiering {
         self.ahead.read.fetch_add(wanted.len() as u64, Relaxed);
         let gets = wanted.iter().map(|w| Get { key: w.key(), buffer: Buffer::zeroed(w.size as usize) });
         let pending = level.store.get(gets.collect());
-        self.ahead.add_flight(Flight { level: at, pending, wanted });
+        self.ahead.add_flight(Flight { level: at, blocks: Blocks::OnTheirWay(pending, wanted) });
     }
 
     /// Brings blocks that were read ahead and are now requested into the pool, and reads on behind them. A caller that
     /// asks for one of them meanwhile waits for this.
     pub(super) fn land(&self, asked: &[BlockKey], now_ms: u64) -> Late {
         let mut late = Late::default();
-        while self.ahead.open.load(Relaxed) > 0
-            && let Some(flight) = self.ahead.take_flight(|flight| flight.has_any(asked))
-        {
-            let (tier, keys) = (self.levels[flight.level].tier, flight.keys());
-            let parts = self.together.join(&keys, Reach::All);
-            if !self.land_flight(flight, parts, asked, self.config.load_timeout, now_ms) {
+        if self.ahead.open.load(Relaxed) == 0 {
+            return late;
+        }
+        let wanted: HashSet<BlockKey> = asked.iter().copied().collect();
+        while let Some(flight) = self.ahead.take_flight(|flight| flight.has_any(&wanted)) {
+            let (level, keys) = (flight.level, flight.keys());
+            let is_new = matches!(flight.blocks, Blocks::OnTheirWay(..));
+            let mut parts = self.together.join(&keys, Reach::All);
+            let Some(blocks) = self.arrive(flight, self.config.load_timeout) else {
+                let tier = self.levels[level].tier;
                 late.0.extend(keys.into_iter().map(|key| (tier, key)));
-            } else if let Some(&last) = keys.last() {
+                continue;
+            };
+            let rest = self.enter(blocks.clone(), &wanted, now_ms);
+            if !rest.is_empty() {
+                self.ahead.add_flight(Flight { level, blocks: Blocks::Here(rest) });
+            }
+            // Told after they are in the pool, because a caller that is told looks there first.
+            let mut blocks = blocks.into_iter().peekable();
+            for (key, part) in keys.iter().zip(&mut parts) {
+                if let Some(block) = blocks.next_if(|block| block.meta.key == *key) {
+                    part.tell_if_found(&Read::Onboarded(block));
+                }
+            }
+            if let Some(&last) = keys.last().filter(|_| is_new) {
                 self.read_ahead(last, asked, now_ms);
             }
         }
         late
     }
 
-    /// Returns false if the tier is not done within `patience`; then nobody waits for it any more.
-    fn land_flight(
-        &self,
-        flight: Flight,
-        parts: Vec<Part>,
-        asked: &[BlockKey],
-        patience: Duration,
-        now_ms: u64,
-    ) -> bool {
-        let Flight { level, pending, wanted } = flight;
-        let mut parts = parts.into_iter();
+    /// The blocks of a flight that came intact. `None` if the tier is not done within `patience`; then nobody waits for it any
+    /// more.
+    fn arrive(&self, flight: Flight, patience: Duration) -> Option<Vec<Arc<Onboarded>>> {
+        let level = &self.levels[flight.level];
+        let (pending, wanted) = match flight.blocks {
+            Blocks::Here(blocks) => return Some(blocks),
+            Blocks::OnTheirWay(pending, wanted) => (pending, wanted),
+        };
         match pending.wait_timeout(patience) {
             Ok(done) => {
-                for (done, wanted) in done.into_iter().zip(wanted) {
-                    self.land_one(level, done, wanted, parts.next(), asked, now_ms);
-                }
-                true
+                let came =
+                    done.into_iter().zip(wanted).filter_map(|(done, wanted)| check(level, done, wanted));
+                let blocks: Vec<_> = came.map(Arc::new).collect();
+                blocks.iter().for_each(|block| self.ahead.learn(&block.meta));
+                Some(blocks)
             }
             Err(pending) => {
-                self.let_go(&self.levels[level], pending, wanted);
-                false
+                self.let_go(level, pending, wanted);
+                None
             }
         }
     }
 
-    fn land_one(
+    /// Brings into the pool what is asked for, and what there is room for above the watermark. Returns the rest.
+    fn enter(
         &self,
-        level: usize,
-        done: GetDone,
-        wanted: Wanted,
-        part: Option<Part>,
-        asked: &[BlockKey],
+        mut blocks: Vec<Arc<Onboarded>>,
+        asked: &HashSet<BlockKey>,
         now_ms: u64,
-    ) {
-        let Some(block) = check(&self.levels[level], done, wanted).map(Arc::new) else { return };
-        self.ahead.learn(&block.meta);
-        if asked.contains(&block.meta.key) || self.has_room(block.meta.size) {
-            self.ahead.landed.fetch_add(u64::from(self.promote(&block, now_ms)), Relaxed);
-        }
-        // Told after it is in the pool, because a caller that is told looks there first.
-        if let Some(mut part) = part {
-            part.tell_if_found(&Read::Onboarded(block));
-        }
+    ) -> Vec<Arc<Onboarded>> {
+        blocks.retain(|block| {
+            let enters = asked.contains(&block.meta.key) || self.has_room(block.meta.size);
+            if enters {
+                self.ahead.landed.fetch_add(u64::from(self.promote(block, now_ms)), Relaxed);
+            }
+            !enters
+        });
+        blocks
     }
 }

@@ -21,8 +21,8 @@ pub struct TieringConfig {
     /// The same in bytes; a quarter of the pool at most, because these cannot be evicted.
     #[serde(with = "units::size")]
     pub queue_bytes: u64,
-    /// How long a put waits for victims to be copied down, before half of them go without a copy. Where that was in vain, no put waits
-    /// so for twenty times as long: the share of its time that a put loses to a slow tier is 5 % at most. 0 means that none waits.
+    /// How long a put waits for victims to be copied down, before half of them go without a copy; half of `store.put_wait` at most. Where that
+    /// was in vain, no put waits so for as long; for up to twenty times as long where it is again and again. 0 means that none waits.
     #[serde(with = "units::span")]
     pub backpressure: Duration,
     /// The most memory for blocks being loaded; lookups beyond it are told to try again. Half of it at most is for blocks
@@ -35,7 +35,8 @@ pub struct TieringConfig {
     /// How many blocks are remembered as turned away (per tier), as requested, and as followed by another. 80 B in
     /// total.
     pub recent_blocks: u32,
-    /// The most blocks brought up ahead of a reader that walks a chain a few blocks at a time. 0 means none.
+    /// The most blocks brought up ahead of a reader that walks a chain a few blocks at a time: as many as it asks for at once, at least eight,
+    /// and 16 MiB at most. 0 means none.
     pub read_ahead_blocks: u32,
     /// How long a stopping host may take to copy blocks that only the pool has to the NVMe tier, most used first, to
     /// finish copies, and to make them durable. What is not done then is lost. The caller must keep to this time.
@@ -58,11 +59,11 @@ impl Default for TieringConfig {
             min_uses: 1,
             queue_blocks: 1024,
             queue_bytes: 256 << 20,
-            backpressure: Duration::from_millis(20),
+            backpressure: Duration::from_millis(50),
             load_bytes: 256 << 20,
             load_timeout: Duration::from_secs(2),
             recent_blocks: 1 << 16,
-            read_ahead_blocks: 8,
+            read_ahead_blocks: 256,
             shutdown_timeout: Duration::from_secs(5),
         }
     }

@@ -21,9 +21,9 @@ use kvasir_protocol::clock::Clock;
 
 /// Blocks and bytes in one put; a tier gains little from more, and a smaller batch frees its memory sooner.
 const BATCH_BLOCKS: usize = 128;
-const BATCH_BYTES: u64 = 16 << 20;
-/// Puts under way at once, so that the tier has the next batch when it is done with one.
-const BATCHES_UNDER_WAY: usize = 2;
+const BATCH_BYTES: u64 = 4 << 20;
+/// Puts under way at once: as much as keeps a disk busy.
+const BATCHES_UNDER_WAY: usize = 8;
 /// How long a tier counts as taking no copies after a whole put failed there; then it may be tried again.
 const FAILING: Duration = Duration::from_secs(5);
 /// How often a thread that waits for a tier checks whether it should give up.

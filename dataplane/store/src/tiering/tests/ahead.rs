@@ -53,6 +53,25 @@ fn a_local_reader_walks_as_well_and_a_whole_chain_at_once_is_no_walk() {
 }
 
 #[test]
+fn a_walk_of_large_steps_is_read_ahead_of_by_a_step() {
+    let config = TieringConfig { read_ahead_blocks: 100, ..four_ahead() };
+    let mut rig = Rig::new(256, vec![memory(Tier::Nvme)], config.clone());
+    rig.chain_below(128);
+    let mut read = |from: u64| {
+        let step: Vec<BlockKey> = (from..from + 20).map(key).collect();
+        let found = rig.tiering.get(rig.owner, &step, 0, 0).unwrap();
+        assert!(found.iter().all(|l| matches!(l, Lookup::Hit(_))), "{from}");
+        rig.ahead()
+    };
+    assert_eq!([0, 20, 40].map(&mut read), [(0, 0), (20, 0), (40, 20)]);
+    let config = TieringConfig { read_ahead_blocks: 3, ..config };
+    let mut rig = Rig::new(64, vec![memory(Tier::Nvme)], config);
+    rig.chain_below(8);
+    (0..2).for_each(|n| drop(rig.read(n)));
+    assert_eq!(rig.ahead(), (3, 0), "the setting is the most");
+}
+
+#[test]
 fn what_is_removed_on_its_way_up_does_not_arrive() {
     let slow = faulty(Tier::Nvme);
     let mut rig = Rig::new(64, vec![slow.clone()], four_ahead());
@@ -66,7 +85,7 @@ fn what_is_removed_on_its_way_up_does_not_arrive() {
 }
 
 #[test]
-fn what_nobody_asked_for_gives_way_and_without_room_is_dropped() {
+fn what_nobody_asked_for_gives_way_and_without_room_waits_beside_the_pool() {
     // Half of the memory is for callers that wait; the rest for one walk, and the block whose load begins it.
     let config = TieringConfig { load_bytes: 10 * u64::from(PAGE), ..four_ahead() };
     let mut rig = Rig::new(64, vec![memory(Tier::Nvme)], config);
@@ -79,6 +98,9 @@ fn what_nobody_asked_for_gives_way_and_without_room_is_dropped() {
     assert!(!rig.in_dram(2));
     assert!(matches!(rig.read(12), Read::Held(_)));
     assert!(!rig.in_dram(13), "no room, and not asked for");
+    let loaded = rig.onboard().loaded;
+    assert!(matches!(rig.read(13), Read::Held(_)) && rig.in_dram(13));
+    assert_eq!(rig.onboard().loaded, loaded, "it is not read again");
 }
 
 #[test]
