@@ -308,15 +308,21 @@ impl Tiering {
     }
 
     fn bring(&self, block: &Onboarded, now_ms: u64) -> Brought {
-        let brought = match self.dram.put(self.owner, &block.meta, block.bytes(), now_ms) {
-            Ok(Reserve::Reserved(_) | Reserve::AlreadyStored) => Brought::Resident,
+        if block.moving.is_removed() {
+            return Brought::No;
+        }
+        let (brought, is_ours) = match self.dram.put(self.owner, &block.meta, block.bytes(), now_ms) {
+            Ok(Reserve::Reserved(_)) => (Brought::Resident, true),
+            Ok(Reserve::AlreadyStored) => (Brought::Resident, false),
             Ok(Reserve::InProgress) => return Brought::InProgress,
-            Ok(Reserve::Refused(_)) | Err(_) => Brought::No,
+            Ok(Reserve::Refused(_)) | Err(_) => (Brought::No, false),
         };
         let resident = brought == Brought::Resident;
         if resident && block.moving.is_removed() {
-            // A removal may have looked into the pool before the block was there.
-            let _ = self.dram.remove(&[block.meta.key], now_ms);
+            // A removal may have looked into the pool before the block was there. What another put there since may stay.
+            if is_ours {
+                let _ = self.dram.remove(&[block.meta.key], now_ms);
+            }
             return Brought::No;
         }
         let count = if resident { &self.loads.promoted } else { &self.loads.not_promoted };

@@ -56,14 +56,14 @@ fn a_local_reader_walks_as_well_and_a_whole_chain_at_once_is_no_walk() {
 fn a_walk_of_large_steps_is_read_ahead_of_by_a_step() {
     let config = TieringConfig { read_ahead_blocks: 100, ..four_ahead() };
     let mut rig = Rig::new(256, vec![memory(Tier::Nvme)], config.clone());
-    rig.chain_below(128);
+    rig.chain_below(60);
     let mut read = |from: u64| {
-        let step: Vec<BlockKey> = (from..from + 20).map(key).collect();
+        let step: Vec<BlockKey> = (from..from + 15).map(key).collect();
         let found = rig.tiering.get(rig.owner, &step, 0, 0).unwrap();
         assert!(found.iter().all(|l| matches!(l, Lookup::Hit(_))), "{from}");
         rig.ahead()
     };
-    assert_eq!([0, 20, 40].map(&mut read), [(0, 0), (20, 0), (40, 20)]);
+    assert_eq!([0, 15, 30].map(&mut read), [(0, 0), (15, 0), (30, 15)]);
     let config = TieringConfig { read_ahead_blocks: 3, ..config };
     let mut rig = Rig::new(64, vec![memory(Tier::Nvme)], config);
     rig.chain_below(8);
@@ -101,6 +101,22 @@ fn what_nobody_asked_for_gives_way_and_without_room_waits_beside_the_pool() {
     let loaded = rig.onboard().loaded;
     assert!(matches!(rig.read(13), Read::Held(_)) && rig.in_dram(13));
     assert_eq!(rig.onboard().loaded, loaded, "it is not read again");
+}
+
+#[test]
+fn what_is_removed_and_put_again_while_its_old_bytes_wait_stays() {
+    let mut rig = Rig::new(64, vec![memory(Tier::Nvme)], four_ahead());
+    rig.chain_below(20);
+    rig.put_all(100..160);
+    (0..3).for_each(|n| drop(rig.read(n)));
+    assert!(!rig.in_dram(4));
+    rig.tiering.remove(&[key(4)], 0).unwrap();
+    assert!(matches!(rig.read(4), Read::Missing) && !rig.in_dram(4));
+    (7..9).for_each(|n| drop(rig.read(n)));
+    rig.tiering.remove(&[key(10)], 0).unwrap();
+    rig.tiering.remove(&[key(100)], 0).unwrap();
+    assert!(matches!(rig.put(10), Reserve::Reserved(_)));
+    assert!(matches!(rig.read(10), Read::Held(_)) && rig.in_dram(10));
 }
 
 #[test]
