@@ -9,6 +9,7 @@ pub mod bench_index;
 pub mod bench_policy;
 pub mod bench_rpc;
 pub mod bench_store;
+pub mod bench_tiers;
 pub mod bench_transfer;
 mod blocks;
 mod cluster_flags;

@@ -74,7 +74,7 @@ enum Task {
     Wheels,
     /// Write every default policy as a component to target/policies/, for `kvasir policy load`.
     Policies,
-    /// Measure in release: `kvasir bench policy`, `index`, `rpc`, `store` and `transfer`.
+    /// Measure in release: `kvasir bench policy`, `index`, `rpc`, `store`, `tiers` and `transfer`.
     Bench {
         /// Run the criterion benches of `benches/` instead.
         #[arg(long)]
@@ -173,7 +173,7 @@ fn run(task: Task) -> Result<ExitCode> {
         }
         Task::Bench { criterion: false, args, .. } => {
             build(&shell, "release")?;
-            for what in ["policy", "index", "rpc", "store", "transfer"] {
+            for what in ["policy", "index", "rpc", "store", "tiers", "transfer"] {
                 shell.run(shell.binary().args(["bench", what]).args(&args))?;
             }
             Ok(ExitCode::SUCCESS)

@@ -5,6 +5,7 @@ use super::bench_index::BenchIndexArgs;
 use super::bench_policy::BenchPolicyArgs;
 use super::bench_rpc::BenchRpcArgs;
 use super::bench_store::BenchStoreArgs;
+use super::bench_tiers::BenchTiersArgs;
 use super::bench_transfer::BenchTransferArgs;
 
 /// Measure one part of Kvasir on this machine.
@@ -21,6 +22,7 @@ enum What {
     Policy(BenchPolicyArgs),
     Rpc(BenchRpcArgs),
     Store(BenchStoreArgs),
+    Tiers(BenchTiersArgs),
     Transfer(BenchTransferArgs),
 }
 
@@ -34,6 +36,7 @@ impl BenchArgs {
             What::Policy(args) => args.run(),
             What::Rpc(args) => args.run(),
             What::Store(args) => args.run(),
+            What::Tiers(args) => args.run(),
             What::Transfer(args) => args.run(),
         }
     }

@@ -1,6 +1,6 @@
 //! `kvasir bench store`.
 
-use crate::bench::{Report, store, tiers};
+use crate::bench::{Report, store};
 use std::path::PathBuf;
 
 /// Measure the block store: key lookups, block reads and writes, compared with memcpy, a plain socket and the raw
@@ -13,10 +13,6 @@ pub struct BenchStoreArgs {
     /// Run every row for a moment: shows that it runs, measures nothing.
     #[arg(long)]
     smoke: bool,
-    /// Measure a host with an NVMe tier below a small pool instead: what goes down and comes up while clients put and read, beside
-    /// the raw device. Takes 9 GiB of the disk.
-    #[arg(long)]
-    tiers: bool,
     /// A folder on the device to measure; its files are removed at the end. Default: the folder for temporary
     /// files.
     #[arg(long, value_name = "DIR")]
@@ -29,10 +25,6 @@ impl BenchStoreArgs {
     pub fn run(self) -> anyhow::Result<()> {
         let size = if self.smoke { store::Size::SMOKE } else { store::Size::FULL };
         let dir = self.dir.unwrap_or_else(std::env::temp_dir);
-        if self.tiers {
-            let size = if self.smoke { tiers::Size::SMOKE } else { tiers::Size::FULL };
-            return Ok(Report::new("tiers", tiers::rows(size, &dir)?).print(self.json)?);
-        }
         Ok(Report::new("store", store::rows(size, &dir)?).print(self.json)?)
     }
 }

@@ -33,7 +33,8 @@ impl Patience {
     /// `most`: how long a put may wait for copies. `copies`: some are under way, or may begin.
     pub(super) fn haste(&mut self, pressure: &Pressure, most: Duration, copies: bool, now: Instant) -> Haste {
         let waits = pressure.waiting_puts > 0;
-        if copies && !self.none_until.is_some_and(|until| now < until) && (waits || !pressure.slots_full) {
+        let is_patient = self.none_until.is_none_or(|until| now >= until);
+        if copies && is_patient && (waits || !pressure.slots_full) {
             if pressure.longest_wait < most {
                 return Haste::Patient;
             }

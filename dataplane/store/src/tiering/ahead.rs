@@ -227,6 +227,10 @@ impl Tiering {
                 continue;
             };
             let rest = self.enter(blocks.clone(), &wanted, now_ms);
+            // Before the rest is one of the flights that may give way: a walk does not push itself out.
+            if let Some(&last) = keys.last().filter(|_| is_new) {
+                self.read_ahead(last, asked, now_ms);
+            }
             if !rest.is_empty() {
                 self.ahead.add_flight(Flight { level, blocks: Blocks::Here(rest) });
             }
@@ -236,9 +240,6 @@ impl Tiering {
                 if let Some(block) = blocks.next_if(|block| block.meta.key == *key) {
                     part.tell_if_found(&Read::Onboarded(block));
                 }
-            }
-            if let Some(&last) = keys.last().filter(|_| is_new) {
-                self.read_ahead(last, asked, now_ms);
             }
         }
         late
