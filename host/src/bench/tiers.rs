@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use kvasir_client::data::{Client, Endpoint, Options};
 use kvasir_dataplane::tier::nvme::bench::{Bench, BenchError};
 use kvasir_dataplane::{BlockKey, BlockMeta};
+use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -29,12 +30,14 @@ const DRAINED: Duration = Duration::from_secs(60);
 pub struct Size {
     /// Bytes that are put, of each size of blocks; eight times the pool.
     bytes: u64,
+    /// Hosts that are measured.
+    hosts: usize,
 }
 
 impl Size {
-    pub const FULL: Self = Self { bytes: 4 << 30 };
-    /// Shows that every row runs, measures nothing.
-    pub const SMOKE: Self = Self { bytes: 256 << 20 };
+    pub const FULL: Self = Self { bytes: 4 << 30, hosts: 2 * SIZES.len() };
+    /// Shows that it runs, measures nothing.
+    pub const SMOKE: Self = Self { bytes: 64 << 20, hosts: 1 };
 }
 
 /// Of each size: `put`, what a client puts; `offload`, what the tier takes of it meanwhile, and `taken`, its share of what left the pool; the
@@ -43,44 +46,49 @@ impl Size {
 /// # Errors
 /// The host does not start, or `dir` has no room. If it refuses unbuffered I/O there are no rows, and a note says so.
 pub fn rows(size: Size, dir: &Path) -> Result<Vec<Row>> {
+    let folder = tempfile::tempdir_in(dir).with_context(|| format!("a folder in {}", dir.display()))?;
     let mut rows = Vec::new();
-    for (name, block) in SIZES {
-        for (how, more) in [("", None), ("/unslowed", Some("tiering.backpressure=0s"))] {
-            let folder =
-                tempfile::tempdir_in(dir).with_context(|| format!("a folder in {}", dir.display()))?;
-            let raw = Bench { dir: folder.path(), bytes: size.bytes / 4, reads: 0, queue_depth: QUEUE_DEPTH };
-            let (raw_write, raw_read) = match raw.raw() {
-                Err(BenchError::Raw(error)) if error.kind() == ErrorKind::InvalidInput => {
-                    let dir = dir.display();
-                    eprintln!("skipped: {dir} refuses unbuffered I/O; name another folder with --dir");
-                    return Ok(rows);
-                }
-                measured => measured?,
-            };
-            let running = Daemon::start(config(folder.path(), size, more)?)?;
-            let measured = Tiers { running: &running, block, bytes: size.bytes }.measure();
-            running.shutdown();
-            let Measured { put, down, share, up } = measured?;
-            rows.push(Row::new(format!("tier/put/{name}{how}"), put, "GB/s"));
-            rows.push(Row::new(format!("tier/offload/{name}{how}"), down, "GB/s").beside(raw_write));
-            rows.push(Row::new(format!("tier/taken/{name}{how}"), 100.0 * share, "%"));
-            if more.is_none() {
-                rows.push(Row::new(format!("tier/onboard/{name}"), up, "GB/s").beside(raw_read));
-            }
+    let ways = [("", None), ("/unslowed", Some("tiering.backpressure=0s"))];
+    let hosts = SIZES.into_iter().flat_map(|of| ways.map(|way| (of, way)));
+    for ((name, block), (how, more)) in hosts.take(size.hosts) {
+        let Some((raw_write, raw_read)) = raw(size, folder.path())? else { return Ok(rows) };
+        let running = Daemon::start(config(folder.path(), size, more)?)?;
+        let measured = Tiers { running: &running, block, bytes: size.bytes }.measure();
+        running.shutdown();
+        fs::remove_dir_all(folder.path().join("nvme"))?;
+        let Measured { put, down, share, up } = measured?;
+        rows.push(Row::new(format!("tier/put/{name}{how}"), put, "GB/s"));
+        rows.push(Row::new(format!("tier/offload/{name}{how}"), down, "GB/s").beside(raw_write));
+        rows.push(Row::new(format!("tier/taken/{name}{how}"), 100.0 * share, "%"));
+        if more.is_none() {
+            rows.push(Row::new(format!("tier/onboard/{name}"), up, "GB/s").beside(raw_read));
         }
     }
     Ok(rows)
 }
 
+/// What the device writes and reads, GB/s. `None`: its file system refuses unbuffered I/O, which is said.
+fn raw(size: Size, folder: &Path) -> Result<Option<(f64, f64)>> {
+    let raw = Bench { dir: folder, bytes: size.bytes / 4, reads: 0, queue_depth: QUEUE_DEPTH };
+    match raw.raw() {
+        Err(BenchError::Raw(error)) if error.kind() == ErrorKind::InvalidInput => {
+            let folder = folder.display();
+            eprintln!("skipped: {folder} refuses unbuffered I/O; name another folder with --dir");
+            Ok(None)
+        }
+        measured => Ok(Some(measured?)),
+    }
+}
+
 fn config(folder: &Path, size: Size, more: Option<&str>) -> Result<Config> {
     let set = [
-        format!("node.data_dir={}", folder.display()),
+        format!("node.data_dir={}", folder.join("host").display()),
         "listen.http=127.0.0.1:0".into(),
         format!("store.pool_bytes={}B", size.bytes / 8),
         "store.prefault=true".into(),
         format!("nvme.dir={}", folder.join("nvme").display()),
         // All of it fits, and compaction has nothing to do.
-        format!("nvme.capacity_bytes={}B", 2 * size.bytes),
+        format!("nvme.capacity_bytes={}B", (2 * size.bytes).max(512 << 20)),
         format!("nvme.queue_depth={QUEUE_DEPTH}"),
         "tiering.min_uses=0".into(),
     ];
@@ -163,10 +171,9 @@ mod tests {
         if rows.is_empty() {
             return; // a folder in memory, which was said
         }
-        for (name, _) in SIZES {
-            let row = |kind: &str| rows.iter().find(|row| row.name == format!("tier/{kind}/{name}")).unwrap();
-            assert!(row("put").value > 0.0 && row("offload").ratio.is_some() && row("onboard").value > 0.0);
-            assert!(row("taken").value > 0.0, "{rows:?}");
-        }
+        let row = |name: &str| rows.iter().find(|row| row.name == name).unwrap();
+        assert!(row("tier/put/16KiB").value > 0.0 && row("tier/taken/16KiB").value > 0.0, "{rows:?}");
+        let [offload, onboard] = ["tier/offload/16KiB", "tier/onboard/16KiB"].map(row);
+        assert!(offload.value > 0.0 && offload.ratio.is_some() && onboard.ratio.is_some(), "{rows:?}");
     }
 }
