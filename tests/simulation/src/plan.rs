@@ -394,19 +394,14 @@ impl Planner {
     fn fail_disks(&mut self, mut chance: Chance) {
         let mut one_in = || if chance.below(3) > 0 { 1 + chance.below(6) } else { 0 };
         let (reads, writes) = (one_in(), one_in());
-        let fails = chance.below(2) == 1 && reads + writes > 0;
-        let mut one_in = |most| if chance.below(3) == 0 { 1 + chance.below(most) } else { 0 };
-        let failing = match fails {
-            true => Failing { reads, writes, syncs: one_in(20), bits: one_in(100) },
-            // Nothing says so.
-            false => Failing { bits: one_in(100), ..Failing::default() },
-        };
-        if failing == Failing::default() {
+        if chance.below(2) == 0 || reads + writes == 0 {
             return;
         }
         let mut up_to = |limit: Duration| Duration::from_micros(chance.below(limit.as_micros() as u64));
         let at = up_to(self.now / 2);
         let lasts = up_to(self.now);
+        let mut one_in = |most| if chance.below(3) == 0 { 1 + chance.below(most) } else { 0 };
+        let failing = Failing { reads, writes, syncs: one_in(20), bits: one_in(100) };
         self.add_at(at, What::DisksFail { failing, lasts });
     }
 

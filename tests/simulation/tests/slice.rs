@@ -88,7 +88,7 @@ fn planted_bugs_are_found() {
     for bug in Bug::ALL {
         let world: &[&str] = if bug.is_of_disk() { &["--disk"] } else { &[] };
         let bug = bug.name();
-        let output = simulate(&[&["--seeds", "0..300", "--first", "--plant", &bug], world].concat());
+        let output = simulate(&[&["--seeds", "0..1000", "--first", "--plant", &bug], world].concat());
         println!("{bug}: {}", said(&output));
         assert!(output.status.success(), "no seed finds {bug}");
     }
