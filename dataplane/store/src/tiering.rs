@@ -255,7 +255,7 @@ impl Tiering {
     }
 
     /// Takes victims that the eviction policy chose, most expendable first. They become evictable: at once, or when
-    /// they are copied. With `urgent` (a put waits for space) at least half of them do so at once.
+    /// they are copied. With `urgent` (a put waits for any space) at least half of them do so at once.
     pub fn offer(&self, victims: &[Demotion], urgent: bool, now_ms: u64) -> Offered {
         let slots: Vec<u32> = victims.iter().map(|victim| victim.slot).collect();
         if self.levels.is_empty() {

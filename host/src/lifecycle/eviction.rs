@@ -311,7 +311,7 @@ impl Owner {
         let coming = if haste == Haste::Urgent { 0 } else { self.tiering.copying() };
         let want = (excess + ready).saturating_sub((pressure.reserve + coming) as u64);
         let mut room = pressure.reserve_max.saturating_sub(pressure.reserve);
-        // A block that finds the queue of copies full goes without one, but only when memory is really short.
+        // A block that finds the queue of copies full goes without one, but only when memory is really short and no put would wait.
         if haste == Haste::Patient || haste == Haste::None && pressure.free_bytes >= pressure.low_bytes / 2 {
             room = room.min(self.tiering.room(mean_bytes));
         }

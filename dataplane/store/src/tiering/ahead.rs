@@ -131,8 +131,7 @@ impl Ahead {
     }
 
     /// At most `count` blocks behind one, up to the first that `asked` holds.
-    fn behind(&self, mut key: BlockKey, count: usize, asked: &[BlockKey]) -> Vec<BlockKey> {
-        let asked: HashSet<BlockKey> = asked.iter().copied().collect();
+    fn behind(&self, mut key: BlockKey, count: usize, asked: &HashSet<BlockKey>) -> Vec<BlockKey> {
         let followers = self.followers.lock();
         let mut chain = Vec::new();
         while chain.len() < count
@@ -162,12 +161,12 @@ impl Tiering {
         walked.note(last.key, now_ms);
         drop(walked);
         if is_walk {
-            self.read_ahead(last.key, keys, now_ms);
+            self.read_ahead(last.key, &keys.iter().copied().collect(), now_ms);
         }
     }
 
     /// Asks the nearest tier that has the block behind `key` for it and for those that follow.
-    fn read_ahead(&self, key: BlockKey, asked: &[BlockKey], now_ms: u64) {
+    fn read_ahead(&self, key: BlockKey, asked: &HashSet<BlockKey>, now_ms: u64) {
         let step = asked.len().max(STEP_MIN).min(self.config.read_ahead_blocks as usize);
         let mut chain = self.ahead.behind(key, step, asked);
         let Ok(resident) = self.dram.exists(&chain) else { return };
@@ -216,8 +215,8 @@ impl Tiering {
         if self.ahead.open.load(Relaxed) == 0 {
             return late;
         }
-        let wanted: HashSet<BlockKey> = asked.iter().copied().collect();
-        while let Some(flight) = self.ahead.take_flight(|flight| flight.has_any(&wanted)) {
+        let asked: HashSet<BlockKey> = asked.iter().copied().collect();
+        while let Some(flight) = self.ahead.take_flight(|flight| flight.has_any(&asked)) {
             let (level, keys) = (flight.level, flight.keys());
             let is_new = matches!(flight.blocks, Blocks::OnTheirWay(..));
             let mut parts = self.together.join(&keys, Reach::All);
@@ -226,10 +225,10 @@ impl Tiering {
                 late.0.extend(keys.into_iter().map(|key| (tier, key)));
                 continue;
             };
-            let rest = self.enter(blocks.clone(), &wanted, now_ms);
+            let rest = self.enter(blocks.clone(), &asked, now_ms);
             // Before the rest is one of the flights that may give way: a walk does not push itself out.
             if let Some(&last) = keys.last().filter(|_| is_new) {
-                self.read_ahead(last, asked, now_ms);
+                self.read_ahead(last, &asked, now_ms);
             }
             if !rest.is_empty() {
                 self.ahead.add_flight(Flight { level, blocks: Blocks::Here(rest) });
