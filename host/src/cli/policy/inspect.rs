@@ -116,61 +116,39 @@ const LINE_BYTES: usize = 200;
 const WIT_LINES: usize = 400;
 
 fn object(found: &Inspection, signed: &[Signed]) -> Value {
-    let Inspection {
-        slot,
-        description,
-        digest,
-        bytes,
-        imports,
-        exports,
-        learns,
-        wit,
-        is_unwrapped,
-        load_time,
-    } = found;
+    let about = &found.description;
     let setting = |s: &kvasir_policy::Setting| json!({ "name": s.name, "default": s.default, "doc": s.doc });
     json!({
-        "slot": slot.as_str(), "name": description.name, "version": description.version,
-        "contract": CONTRACT, "learns": learns, "digest": digest.to_string(), "bytes": bytes,
-        "imports": imports, "exports": exports, "wit": wit, "unwrapped": is_unwrapped,
-        "settings": description.settings.iter().map(setting).collect::<Vec<_>>(),
+        "slot": found.slot.as_str(), "name": about.name, "version": about.version,
+        "contract": CONTRACT, "learns": found.learns, "digest": found.digest.to_string(), "bytes": found.bytes,
+        "imports": found.imports, "exports": found.exports, "wit": found.wit, "unwrapped": found.is_unwrapped,
+        "settings": about.settings.iter().map(setting).collect::<Vec<_>>(),
         "signatures": signed.iter().map(Signed::object).collect::<Vec<_>>(),
-        "load_ms": load_time.as_secs_f64() * 1e3,
+        "load_ms": found.load_time.as_secs_f64() * 1e3,
     })
 }
 
 fn print(found: &Inspection, signed: &[Signed]) {
-    let Inspection {
-        slot,
-        description,
-        digest,
-        bytes,
-        imports,
-        exports,
-        learns,
-        wit,
-        is_unwrapped,
-        load_time,
-    } = found;
-    println!("{slot} {} {}", description.name, description.version);
+    let about = &found.description;
+    println!("{} {} {}", found.slot, about.name, about.version);
     println!("contract {CONTRACT}");
-    println!("learns   {}", if *learns { "yes" } else { "no" });
-    println!("entered  {}", if *is_unwrapped { "by its core module" } else { "as a component" });
-    println!("digest   {digest}");
-    println!("size     {bytes} B");
-    println!("load     {:.1} ms, compiled anew", load_time.as_secs_f64() * 1e3);
+    println!("learns   {}", if found.learns { "yes" } else { "no" });
+    println!("entered  {}", if found.is_unwrapped { "by its core module" } else { "as a component" });
+    println!("digest   {}", found.digest);
+    println!("size     {} B", found.bytes);
+    println!("load     {:.1} ms, compiled anew", found.load_time.as_secs_f64() * 1e3);
     if signed.is_empty() {
         println!("signed   no");
     }
     signed.iter().for_each(|signature| println!("signed   {}", signature.text()));
-    for (word, names) in [("imports", imports), ("exports", exports)] {
+    for (word, names) in [("imports", &found.imports), ("exports", &found.exports)] {
         names.iter().for_each(|name| println!("{word:<8} {}", printable(name, LINE_BYTES)));
     }
-    for s in &description.settings {
+    for s in &about.settings {
         let [default, doc] = [&s.default, &s.doc].map(|text| printable(text, LINE_BYTES));
         println!("setting  {}={default}  {doc}", s.name);
     }
-    let Some(wit) = wit else { return println!("\nWIT: it has types that are not read here") };
+    let Some(wit) = &found.wit else { return println!("\nWIT: it has types that are not read here") };
     println!("\nWIT:");
     wit.lines().take(WIT_LINES).for_each(|line| println!("  {}", printable(line, LINE_BYTES)));
     if wit.lines().nth(WIT_LINES).is_some() {
