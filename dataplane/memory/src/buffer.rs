@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use super::host::HostPool;
 use super::shared::Shared;
+use super::spares::Spares;
 
 /// Every buffer of ours begins at a multiple of this; `O_DIRECT` requires it.
 pub const BUFFER_ALIGN: usize = 4096;
@@ -19,9 +20,10 @@ pub const BUFFER_ALIGN: usize = 4096;
 pub struct Buffer {
     base: NonNull<u8>,
     len: usize,
-    /// What it lies in, a page longer.
-    allocated: NonNull<u8>,
-    layout: Layout,
+    /// Gone only while this is dropped.
+    memory: Option<Memory>,
+    /// Where the memory goes then.
+    home: Option<Arc<Spares>>,
 }
 
 // SAFETY: the memory is owned by this value alone and not tied to a thread; shared access only reads.
@@ -35,19 +37,7 @@ impl Buffer {
     /// # Panics
     /// If `len` is beyond what this machine can address.
     pub fn zeroed(len: usize) -> Self {
-        // Aligned here and not by the allocator: asked for more than its own alignment, the standard one writes the zeros,
-        // and every page of a large buffer is resident from the start.
-        let layout = len.checked_add(BUFFER_ALIGN).and_then(|len| Layout::array::<u8>(len).ok());
-        let Some(layout) = layout else {
-            panic!("a buffer of {len} B is beyond what this machine addresses")
-        };
-        // SAFETY: the layout's size is not zero.
-        let allocated = unsafe { alloc_zeroed(layout) };
-        let Some(allocated) = NonNull::new(allocated) else { handle_alloc_error(layout) };
-        let skip = allocated.as_ptr().addr().wrapping_neg() % BUFFER_ALIGN;
-        // SAFETY: less than `BUFFER_ALIGN` is skipped, by which what was allocated is longer than `len`.
-        let base = unsafe { allocated.add(skip) };
-        Self { base, len, allocated, layout }
+        Self::of(Memory::zeroed(len), None)
     }
 
     /// A copy of `bytes` in page-aligned memory.
@@ -55,6 +45,10 @@ impl Buffer {
         let mut buffer = Self::zeroed(bytes.len());
         buffer.bytes_mut().copy_from_slice(bytes);
         buffer
+    }
+
+    pub(super) fn of(memory: Memory, home: Option<Arc<Spares>>) -> Self {
+        Self { base: memory.base, len: memory.len, memory: Some(memory), home }
     }
 
     pub fn len(&self) -> usize {
@@ -78,7 +72,50 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated with this very layout, and nobody borrows from a value being dropped.
+        if let (Some(home), Some(memory)) = (&self.home, self.memory.take()) {
+            home.keep(memory);
+        }
+    }
+}
+
+/// What a buffer lies in. Its bytes are initialised.
+pub(super) struct Memory {
+    base: NonNull<u8>,
+    pub(super) len: usize,
+    /// A page longer.
+    allocated: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the memory is owned by this value alone and not tied to a thread.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    pub(super) fn zeroed(len: usize) -> Self {
+        // Aligned here and not by the allocator: asked for more than its own alignment, the standard one writes the zeros,
+        // and every page of a large buffer is resident from the start.
+        let layout = len.checked_add(BUFFER_ALIGN).and_then(|len| Layout::array::<u8>(len).ok());
+        let Some(layout) = layout else {
+            panic!("a buffer of {len} B is beyond what this machine addresses")
+        };
+        // SAFETY: the layout's size is not zero.
+        let allocated = unsafe { alloc_zeroed(layout) };
+        let Some(allocated) = NonNull::new(allocated) else { handle_alloc_error(layout) };
+        let skip = allocated.as_ptr().addr().wrapping_neg() % BUFFER_ALIGN;
+        // SAFETY: less than `BUFFER_ALIGN` is skipped, by which what was allocated is longer than `len`.
+        let base = unsafe { allocated.add(skip) };
+        Self { base, len, allocated, layout }
+    }
+
+    /// What it takes of the machine.
+    pub(super) fn bytes(&self) -> usize {
+        self.layout.size()
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this very layout, and no buffer lies in a value being dropped.
         unsafe { dealloc(self.allocated.as_ptr(), self.layout) }
     }
 }

@@ -126,7 +126,7 @@ impl Node {
 
     /// Places for blocks that `owner` will fill and commit.
     pub fn reserve(&self, owner: OwnerId, blocks: &[BlockMeta]) -> Each<Reserve> {
-        self.store().reserve(owner, blocks, self.now_ms())
+        self.tiering.reserve(owner, blocks, self.now_ms())
     }
 
     /// Has `fill` write into a reserved place.

@@ -50,10 +50,11 @@ use self::onboard::OnboardCounts;
 use self::recent::Recent;
 use self::together::Together;
 use super::departures::Page;
-use super::dram::{BlockStat, DramStore, Offered, OwnerId, Remove};
+use super::dram::{BlockStat, DramStore, Offered, OwnerId, Remove, Reserve};
 use super::store::{BlockStore, Capabilities, Pending, Tier, TierError, TierStats};
 use crate::error::StoreError;
 use crate::times::TimesTaken;
+use kvasir_memory::spares::Spares;
 use kvasir_os::planted::{self, Bug};
 use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
@@ -194,6 +195,8 @@ pub struct Tiering {
     loading: Arc<Budget>,
     /// The share of it for blocks that are sent away as they are: a reader that takes its time holds them.
     sending: Arc<Budget>,
+    /// Memory of earlier loads.
+    spares: Arc<Spares>,
     loads: onboard::Totals,
     together: Arc<Together>,
     ahead: Ahead,
@@ -232,6 +235,7 @@ impl Tiering {
             touched: Mutex::new(Recent::new(recent)),
             sending: loading.share(config.load_bytes / 2),
             loading,
+            spares: Spares::new((config.load_bytes / 4) as usize),
             loads: onboard::Totals::default(),
             ahead: Ahead::new(recent),
             together: Arc::default(),
@@ -252,6 +256,23 @@ impl Tiering {
 
     pub fn dram(&self) -> &Arc<DramStore> {
         &self.dram
+    }
+
+    /// Places in the pool for blocks that `owner` will fill and commit.
+    ///
+    /// # Errors
+    /// The batch is too large.
+    pub fn reserve(
+        &self,
+        owner: OwnerId,
+        blocks: &[BlockMeta],
+        now_ms: u64,
+    ) -> Result<Vec<Reserve>, StoreError> {
+        let places = self.dram.reserve(owner, blocks, now_ms)?;
+        if !self.levels.is_empty() {
+            self.ahead.learn(blocks);
+        }
+        Ok(places)
     }
 
     /// Takes victims that the eviction policy chose, most expendable first. They become evictable: at once, or when
@@ -421,7 +442,7 @@ impl Tiering {
         let Some(held) = self.dram.hold_chosen(stat.slot, stat.key) else { return false };
         let BlockStat { key, parent, depth, class, tenant, size, .. } = *stat;
         let meta = BlockMeta { key, parent, depth, class, tenant, ttl_ms: 0, size };
-        self.ahead.learn(&meta);
+        self.ahead.learn([&meta]);
         let pushed = offloader.push(Job { held, meta, moving });
         if !pushed {
             offloader.counts().skipped.fetch_add(1, Relaxed);

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// Sizes of a block, and how rows name them.
 const SIZES: [(&str, usize); 3] = [("16KiB", 16 << 10), ("64KiB", 64 << 10), ("1MiB", 1 << 20)];
 /// Blocks of a chain; a chain is put and read in calls of [`CALL`] blocks.
-const CHAIN: usize = 256;
+const CHAIN: usize = 2048;
 const CALL_BYTES: usize = 2 << 20;
 const QUEUE_DEPTH: u32 = 64;
 /// For what is queued when all is put.

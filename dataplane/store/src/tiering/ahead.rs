@@ -1,7 +1,7 @@
 //! Read-ahead: a caller that walks a chain a few blocks at a time finds the next ones in the pool.
 //!
-//! Blocks that go down or come up say what stands before them, so that the block after one is known, in a table of fixed
-//! size. Two lookups in a row along a chain that a tier below had to serve are a walk: the blocks behind are asked of that
+//! Blocks that are put, go down or come up say what stands before them, so that the block after one is known, in a table of fixed
+//! size (16 B a block). Two lookups in a row along a chain that a tier below had to serve are a walk: the blocks behind are asked of that
 //! tier, and nobody waits. The lookup that asks for one of them has what it asks for put into the pool, and more where there is room
 //! above the watermark, and the reading goes on; the rest is kept for the lookups that follow. What nobody asks for gives way to
 //! other walks.
@@ -16,21 +16,24 @@ use super::onboard::{Onboarded, Read, Wanted, check};
 use super::recent::Recent;
 use super::{Level, Reach, Tiering};
 use crate::store::Tier;
-use crate::store::{Get, GetDone, Pending};
-use kvasir_memory::buffer::Buffer;
+use crate::store::{GetDone, Pending};
 use kvasir_protocol::block::{BlockKey, BlockMeta};
 
 /// The most walks that are read ahead of at the same time.
 const FLIGHTS_MAX: usize = 64;
 /// As many blocks are read ahead as the walk asks for in one step, or as this where its steps are smaller.
 const STEP_MIN: usize = 8;
-/// The most bytes of one walk that are read ahead, but for a single block.
-const WALK_BYTES: u64 = 16 << 20;
+/// The most bytes of one step that are read ahead, but for a single block.
+const STEP_BYTES: u64 = 16 << 20;
+/// Followers that are remembered for each block of `tiering.recent_blocks`: many more blocks are below than were seen lately.
+const FOLLOWERS: usize = 16;
+/// How many steps a walk is read ahead: the tier reads one while what came of the one before goes into the pool.
+const STEPS: usize = 2;
 
 pub(super) struct Ahead {
     followers: Mutex<Followers>,
-    /// Last blocks of lookups that a tier below served, and of what was read ahead.
-    walked: Mutex<Recent>,
+    /// What follows the last blocks of lookups that a tier below served, and of what was read ahead: who asks for it walks.
+    expected: Mutex<Recent>,
     /// Oldest first.
     flights: Mutex<Vec<Flight>>,
     /// Length of `flights`, so that a caller that finds 0 needs no lock.
@@ -69,6 +72,15 @@ impl Flight {
         }
     }
 
+    /// The last block of a flight that begins with `first`.
+    fn last_behind(&self, first: BlockKey) -> Option<BlockKey> {
+        let (begins, ends) = match &self.blocks {
+            Blocks::OnTheirWay(_, wanted) => (wanted.first()?.key(), wanted.last()?.key()),
+            Blocks::Here(blocks) => (blocks.first()?.meta.key, blocks.last()?.meta.key),
+        };
+        (begins == first).then_some(ends)
+    }
+
     fn has_any(&self, keys: &HashSet<BlockKey>) -> bool {
         match &self.blocks {
             Blocks::OnTheirWay(_, wanted) => wanted.iter().any(|wanted| keys.contains(&wanted.key())),
@@ -77,30 +89,55 @@ impl Flight {
     }
 }
 
-/// The block after each, one place per residue of a key; a newer one displaces an older one.
-struct Followers(Vec<(u128, u128)>);
+/// The block after each, in sets of four places by a block's identity, newest first; a newer one pushes the oldest out.
+///
+/// A place holds the follower's key, 0 for none, and in place of the tenant, which is that of the block before, a tag of that block: one
+/// in 2^16 others has it as well. Then some blocks are read in vain.
+struct Followers(Vec<Set>);
+
+#[derive(Clone, Copy, Default)]
+#[repr(align(64))]
+struct Set([u128; 4]);
+
+/// Of a key, the bits above are its tenant's.
+const KEY_BITS: u32 = 112;
+const KEY: u128 = (1 << KEY_BITS) - 1;
 
 impl Followers {
+    fn new(places: usize) -> Self {
+        Self(vec![Set::default(); (places / 4).max(1)])
+    }
+
     fn note(&mut self, parent: BlockKey, child: BlockKey) {
-        let place = self.place(parent);
-        self.0[place] = (parent.0, child.0);
+        if (parent.0 ^ child.0) & !KEY != 0 || child.0 & KEY == 0 {
+            return;
+        }
+        let (place, tag) = self.place(parent);
+        let Set(set) = &mut self.0[place];
+        let old = set.iter().position(|entry| entry & !KEY == tag).unwrap_or(set.len() - 1);
+        set[..=old].rotate_right(1);
+        set[0] = child.0 & KEY | tag;
     }
 
     fn after(&self, parent: BlockKey) -> Option<BlockKey> {
-        let (known, child) = self.0[self.place(parent)];
-        (known == parent.0 && child != 0).then_some(BlockKey(child))
+        let (place, tag) = self.place(parent);
+        let Set(set) = self.0[place];
+        let entry = set.iter().find(|entry| **entry & KEY != 0 && **entry & !KEY == tag)?;
+        Some(BlockKey(entry & KEY | parent.0 & !KEY))
     }
 
-    fn place(&self, key: BlockKey) -> usize {
-        (key.identity() % self.0.len() as u64) as usize
+    fn place(&self, key: BlockKey) -> (usize, u128) {
+        let identity = key.identity();
+        let tag = u128::from(identity >> 48) << KEY_BITS;
+        ((identity % self.0.len() as u64) as usize, tag)
     }
 }
 
 impl Ahead {
     pub(super) fn new(places: usize) -> Self {
         Self {
-            followers: Mutex::new(Followers(vec![(0, 0); places.max(1)])),
-            walked: Mutex::new(Recent::new(places)),
+            followers: Mutex::new(Followers::new(FOLLOWERS * places)),
+            expected: Mutex::new(Recent::new(places)),
             flights: Mutex::default(),
             open: AtomicUsize::new(0),
             read: AtomicU64::new(0),
@@ -108,11 +145,17 @@ impl Ahead {
         }
     }
 
-    /// Learns the follower of a block from a block on its way down or up.
-    pub(super) fn learn(&self, meta: &BlockMeta) {
-        if let Some(parent) = meta.parent {
-            self.followers.lock().note(parent, meta.key);
-        }
+    /// Learns which block follows which from blocks that are put, or on their way down or up. A put always names the block before;
+    /// of a block on its way that may be forgotten.
+    pub(super) fn learn<'a>(&self, blocks: impl IntoIterator<Item = &'a BlockMeta>) {
+        let mut followers = self.followers.lock();
+        let links = blocks.into_iter().filter_map(|meta| Some((meta.parent?, meta.key)));
+        links.for_each(|(parent, child)| followers.note(parent, child));
+    }
+
+    fn expect_behind(&self, last: BlockKey, now_ms: u64) {
+        let next = self.followers.lock().after(last);
+        next.iter().for_each(|&next| self.expected.lock().note(next, now_ms));
     }
 
     /// Takes out the first flight for which `wanted` is true.
@@ -128,6 +171,19 @@ impl Ahead {
         let mut flights = self.flights.lock();
         flights.push(flight);
         self.open.store(flights.len(), Relaxed);
+    }
+
+    /// The last block that is read ahead behind `key` already, and in how many steps of at most [`STEPS`].
+    fn end(&self, mut key: BlockKey) -> (BlockKey, usize) {
+        let (followers, flights) = (self.followers.lock(), self.flights.lock());
+        let mut steps = 0;
+        while steps < STEPS
+            && let Some(next) = followers.after(key)
+            && let Some(last) = flights.iter().find_map(|flight| flight.last_behind(next))
+        {
+            (key, steps) = (last, steps + 1);
+        }
+        (key, steps)
     }
 
     /// At most `count` blocks behind one, up to the first that `asked` holds.
@@ -154,32 +210,44 @@ impl Tiering {
                 _ => None,
             })
         };
-        loaded().for_each(|meta| self.ahead.learn(meta));
+        self.ahead.learn(loaded());
         let (Some(first), Some(last)) = (loaded().next(), loaded().next_back()) else { return };
-        let mut walked = self.ahead.walked.lock();
-        let is_walk = first.parent.is_some_and(|parent| walked.seen_ms_ago(parent, now_ms).is_some());
-        walked.note(last.key, now_ms);
-        drop(walked);
+        let is_walk = self.ahead.expected.lock().seen_ms_ago(first.key, now_ms).is_some();
+        self.ahead.expect_behind(last.key, now_ms);
         if is_walk {
             self.read_ahead(last.key, &keys.iter().copied().collect(), now_ms);
         }
     }
 
-    /// Asks the nearest tier that has the block behind `key` for it and for those that follow.
+    /// Keeps [`STEPS`] steps behind `key` on their way; of these only the first takes the memory of other walks.
     fn read_ahead(&self, key: BlockKey, asked: &HashSet<BlockKey>, now_ms: u64) {
+        let (mut last, steps) = self.ahead.end(key);
+        for step in steps..STEPS {
+            let Some(next) = self.read_step(last, asked, step == 0, now_ms) else { return };
+            last = next;
+        }
+    }
+
+    /// Asks the nearest tier that has the block behind `key` for it and for those that follow. Returns the last of them.
+    fn read_step(
+        &self,
+        key: BlockKey,
+        asked: &HashSet<BlockKey>,
+        others_give_way: bool,
+        now_ms: u64,
+    ) -> Option<BlockKey> {
         let step = asked.len().max(STEP_MIN).min(self.config.read_ahead_blocks as usize);
         let mut chain = self.ahead.behind(key, step, asked);
-        let Ok(resident) = self.dram.exists(&chain) else { return };
-        let mut resident = resident.into_iter();
+        let mut resident = self.dram.exists(&chain).ok()?.into_iter();
         chain.retain(|_| resident.next() == Some(false));
         let level = self.levels.iter().position(|level| {
             level.tier.takes_victims() && chain.first().is_some_and(|key| level.store.exists(&[*key])[0])
         });
-        let Some(at) = level else { return };
+        let at = level?;
         let level = &self.levels[at];
         let (mut count, mut bytes) = (0, 0);
         for size in level.store.sizes(&chain).into_iter().map(|size| u64::from(size.unwrap_or(0))) {
-            if count > 0 && bytes + size > WALK_BYTES {
+            if count > 0 && bytes + size > STEP_BYTES {
                 break;
             }
             (count, bytes) = (count + 1, bytes + size);
@@ -188,10 +256,10 @@ impl Tiering {
         // Half of the memory is for loads that somebody waits for.
         let half = self.config.load_bytes / 2;
         if bytes > half {
-            return;
+            return None;
         }
         while self.ahead.open.load(Relaxed) >= FLIGHTS_MAX || self.loading.used() + bytes > half {
-            let Some(oldest) = self.ahead.take_flight(|_| true) else { return };
+            let oldest = self.ahead.take_flight(|_| others_give_way)?;
             if let Some(blocks) = self.arrive(oldest, Duration::ZERO) {
                 drop(self.enter(blocks, &HashSet::new(), now_ms));
             }
@@ -200,12 +268,12 @@ impl Tiering {
         let mut refused: Vec<Read> = chain.iter().map(|_| Read::Missing).collect();
         let sizes = |keys: &[BlockKey]| level.store.sizes(keys);
         let wanted = self.want(sizes, &chain, &open, &self.loading, &mut left, &mut refused);
-        let Some(last) = wanted.last() else { return };
-        self.ahead.walked.lock().note(last.key(), now_ms);
+        let last = wanted.last()?.key();
+        self.ahead.expect_behind(last, now_ms);
         self.ahead.read.fetch_add(wanted.len() as u64, Relaxed);
-        let gets = wanted.iter().map(|w| Get { key: w.key(), buffer: Buffer::zeroed(w.size as usize) });
-        let pending = level.store.get(gets.collect());
+        let pending = level.store.get(wanted.iter().map(|wanted| self.get_of(wanted)).collect());
         self.ahead.add_flight(Flight { level: at, blocks: Blocks::OnTheirWay(pending, wanted) });
+        Some(last)
     }
 
     /// Brings blocks that were read ahead and are now requested into the pool, and reads on behind them. A caller that
@@ -225,11 +293,12 @@ impl Tiering {
                 late.0.extend(keys.into_iter().map(|key| (tier, key)));
                 continue;
             };
-            let rest = self.enter(blocks.clone(), &asked, now_ms);
-            // Before the rest is one of the flights that may give way: a walk does not push itself out.
+            // Before these go into the pool, so that the tier reads meanwhile; and before the rest is one of the flights that may give
+            // way: a walk does not push itself out.
             if let Some(&last) = keys.last().filter(|_| is_new) {
                 self.read_ahead(last, &asked, now_ms);
             }
+            let rest = self.enter(blocks.clone(), &asked, now_ms);
             if !rest.is_empty() {
                 self.ahead.add_flight(Flight { level, blocks: Blocks::Here(rest) });
             }
@@ -257,7 +326,7 @@ impl Tiering {
                 let came =
                     done.into_iter().zip(wanted).filter_map(|(done, wanted)| check(level, done, wanted));
                 let blocks: Vec<_> = came.map(Arc::new).collect();
-                blocks.iter().for_each(|block| self.ahead.learn(&block.meta));
+                self.ahead.learn(blocks.iter().map(|block| &block.meta));
                 Some(blocks)
             }
             Err(pending) => {
@@ -282,5 +351,25 @@ impl Tiering {
             !enters
         });
         blocks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn followers_are_told_of_the_newest_four_of_a_set_and_of_no_other_tenant() {
+        let mut followers = Followers::new(4);
+        let parent = |n: u128| BlockKey((n << 48) | (7 << KEY_BITS));
+        let child = |n: u128| BlockKey((1000 + n) | (7 << KEY_BITS));
+        (1..=4).for_each(|n| followers.note(parent(n), child(n)));
+        assert!((1..=4).all(|n| followers.after(parent(n)) == Some(child(n))));
+        followers.note(parent(1), child(9));
+        followers.note(parent(5), child(5));
+        let found = [1, 2, 3, 4, 5].map(|n| followers.after(parent(n)));
+        assert_eq!(found, [Some(child(9)), None, Some(child(3)), Some(child(4)), Some(child(5))]);
+        followers.note(parent(6), BlockKey(3));
+        assert_eq!(followers.after(parent(6)), None, "the follower is another tenant's");
     }
 }

@@ -26,17 +26,17 @@ pub struct TieringConfig {
     #[serde(with = "units::span")]
     pub backpressure: Duration,
     /// The most memory for blocks being loaded; lookups beyond it are told to try again. Half of it at most is for blocks
-    /// that are sent away as they are, and held until their reader has them.
+    /// that are sent away as they are, and held until their reader has them. Of what they took a quarter of it is kept for the next.
     #[serde(with = "units::size")]
     pub load_bytes: u64,
     /// How long a lookup waits for one tier before the block counts as missing there.
     #[serde(with = "units::span")]
     pub load_timeout: Duration,
-    /// How many blocks are remembered as turned away (per tier), as requested, and as followed by another. 80 B in
-    /// total.
+    /// How many blocks are remembered as turned away (per tier), and as requested; sixteen times as many as followed by another. 304 B
+    /// in total.
     pub recent_blocks: u32,
-    /// The most blocks brought up ahead of a reader that walks a chain a few blocks at a time: as many as it asks for at once, at least eight,
-    /// and 16 MiB at most. 0 means none.
+    /// The most blocks brought up at a time ahead of a reader that walks a chain a few blocks at a time, in two steps: each of as many as it
+    /// asks for at once, at least eight, and 16 MiB at most. 0 means none.
     pub read_ahead_blocks: u32,
     /// How long a stopping host may take to copy blocks that only the pool has to the NVMe tier, most used first, to
     /// finish copies, and to make them durable. What is not done then is lost. The caller must keep to this time.

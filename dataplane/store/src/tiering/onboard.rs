@@ -461,10 +461,14 @@ impl Tiering {
         wanted
     }
 
+    /// Asks a tier for a block.
+    pub(super) fn get_of(&self, wanted: &Wanted) -> Get {
+        Get { key: wanted.key(), buffer: self.spares.buffer(wanted.size as usize) }
+    }
+
     fn load_from(&self, level: &Level, wanted: Vec<Wanted>, reads: &mut [Read]) {
-        let get = |w: &Wanted| Get { key: w.moving.key(), buffer: Buffer::zeroed(w.size as usize) };
         let began = Instant::now();
-        let pending = level.store.get(wanted.iter().map(get).collect());
+        let pending = level.store.get(wanted.iter().map(|wanted| self.get_of(wanted)).collect());
         let loaded = pending.wait_timeout(self.config.load_timeout);
         let took = began.elapsed();
         level.onboard.times.record(took);
