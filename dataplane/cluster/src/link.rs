@@ -503,20 +503,28 @@ impl Shared {
                 revision = welcome.revision;
                 self.described(link, &channel, welcome);
             }
-            let mut state = link.state();
-            (state.status, state.seen) = (status, Some(Instant::now()));
-            // It counts as up only when everything is heard: its copies are known from here on.
-            if matches!(next, Since::At(_)) && state.state != LinkState::Up {
-                (state.state, state.reason, state.missed_from) = (LinkState::Up, None, None);
-                self.up.fetch_or(1 << link.place, Ordering::SeqCst);
-                drop(state);
+            if self.seen(link, status, matches!(next, Since::At(_))) {
                 *wait = RETRY.0;
-                self.tell(Event::Up { peer: link.config.name.clone() });
-                self.todo.look_at_all();
             }
             link.tend();
         }
         Ok(())
+    }
+
+    /// Notes what a peer says of itself. It counts as up only when everything is heard: its copies are known from here on.
+    /// Returns whether it has come up.
+    fn seen(&self, link: &Link, status: Status, all_is_heard: bool) -> bool {
+        let mut state = link.state();
+        (state.status, state.seen) = (status, Some(Instant::now()));
+        if !all_is_heard || state.state == LinkState::Up {
+            return false;
+        }
+        (state.state, state.reason, state.missed_from) = (LinkState::Up, None, None);
+        self.up.fetch_or(1 << link.place, Ordering::SeqCst);
+        drop(state);
+        self.tell(Event::Up { peer: link.config.name.clone() });
+        self.todo.look_at_all();
+        true
     }
 
     /// Takes in how the peer is reached, as it said.
