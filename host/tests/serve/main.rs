@@ -28,6 +28,7 @@ mod registry;
 mod replicas;
 mod rollout;
 mod rpc;
+mod storm;
 mod tiers;
 mod tls;
 mod traffic;
