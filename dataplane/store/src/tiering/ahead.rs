@@ -95,11 +95,9 @@ impl Flight {
 ///
 /// A place holds the follower's key, 0 for none, and in place of the tenant, which is that of the block before, a tag of that block: one
 /// in 2^16 others has it as well. Then some blocks are read in vain.
-struct Followers(Vec<Set>);
-
-#[derive(Clone, Copy, Default)]
-#[repr(align(64))]
-struct Set([u128; WAYS]);
+///
+/// An array, so that the zeros are the kernel's until a set is used.
+struct Followers(Vec<[u128; WAYS]>);
 
 const WAYS: usize = 8;
 
@@ -109,7 +107,7 @@ const KEY: u128 = (1 << KEY_BITS) - 1;
 
 impl Followers {
     fn new(places: usize) -> Self {
-        Self(vec![Set::default(); (places / WAYS).max(1)])
+        Self(vec![[0; WAYS]; (places / WAYS).max(1)])
     }
 
     fn note(&mut self, parent: BlockKey, child: BlockKey) {
@@ -117,7 +115,7 @@ impl Followers {
             return;
         }
         let (place, tag) = self.place(parent);
-        let Set(set) = &mut self.0[place];
+        let set = &mut self.0[place];
         let old = set.iter().position(|entry| entry & !KEY == tag).unwrap_or(set.len() - 1);
         set[..=old].rotate_right(1);
         set[0] = child.0 & KEY | tag;
@@ -125,8 +123,7 @@ impl Followers {
 
     fn after(&self, parent: BlockKey) -> Option<BlockKey> {
         let (place, tag) = self.place(parent);
-        let Set(set) = self.0[place];
-        let entry = set.iter().find(|entry| **entry & KEY != 0 && **entry & !KEY == tag)?;
+        let entry = self.0[place].iter().find(|entry| **entry & KEY != 0 && **entry & !KEY == tag)?;
         Some(BlockKey(entry & KEY | parent.0 & !KEY))
     }
 
