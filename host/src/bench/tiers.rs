@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// Sizes of a block, and how rows name them.
 const SIZES: [(&str, usize); 3] = [("16KiB", 16 << 10), ("64KiB", 64 << 10), ("1MiB", 1 << 20)];
-/// Blocks of a chain; a chain is put and read in calls of [`CALL`] blocks.
+/// Blocks of a chain; a chain is put and read in calls of [`CALL_BYTES`].
 const CHAIN: usize = 2048;
 const CALL_BYTES: usize = 2 << 20;
 const QUEUE_DEPTH: u32 = 64;

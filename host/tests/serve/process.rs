@@ -112,9 +112,10 @@ impl Host {
         self.token_for(&["--role", "operator"])
     }
 
-    /// A page, over the control socket.
+    /// A page, over the control socket. A host that hangs fails the test, and does not hang it.
     pub(crate) fn page(&self, path: &str) -> String {
         let mut stream = std::os::unix::net::UnixStream::connect(self.addr("control")).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(100))).unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
         std::io::read_to_string(stream).unwrap()
     }

@@ -1,6 +1,6 @@
-//! A storm: three hosts that keep copies for each other, and all they have on disks as well, stand still, go on and are
-//! killed, while clients put, read and remove.
+//! A storm: three hosts that keep copies for each other stand still, go on and are killed, while clients put, read and remove.
 //!
+//! They have disks, on which removals are kept; all blocks fit into their pools, so none goes down to one.
 //! Minutes to hours, so only where it is asked for.
 
 use crate::process::{Host, Transport, content, quiet_port};
@@ -236,7 +236,7 @@ fn hosts_that_stand_still_and_die_serve_right_bytes_and_recover() {
         over.store(true, Relaxed);
         blown
     });
-    println!("{pauses} pauses, {kills} kills; a turn of clients each: {counts:?}");
+    println!("{pauses} pauses, {kills} kills; blocks, and calls that failed: {counts:?}");
 
     // All that was removed is gone everywhere, once all have heard of it.
     let removed = |writer: &Writer<'_>| {
