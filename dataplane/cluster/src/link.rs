@@ -506,6 +506,7 @@ impl Shared {
             if self.seen(link, status, matches!(next, Since::At(_))) {
                 *wait = RETRY.0;
             }
+            let _state = planted::is(Bug::LooksAtPoolUnderState).then(|| link.state());
             link.tend();
         }
         Ok(())

@@ -1,10 +1,10 @@
 //! A storm: three hosts that keep copies for each other stand still, go on and are killed, while clients put, read and remove.
 //!
-//! They have disks, on which removals are kept; all blocks fit into their pools, so none goes down to one.
+//! Their pools are smaller than all blocks and copies, so that most are on disks, or on both.
 //! Minutes to hours, so only where it is asked for.
 
 use crate::process::{Host, Transport, content, quiet_port};
-use crate::replicas::{Plan, settled, until};
+use crate::replicas::{Plan, metric, settled, until};
 use kvasir_client::data::{Client, ClientError, Endpoint, Options};
 use kvasir_dataplane::{BlockKey, BlockMeta};
 use rustix::process::Signal;
@@ -14,9 +14,12 @@ use std::time::{Duration, Instant};
 
 const HOSTS: usize = 3;
 const CLIENTS: u32 = 6;
-/// Of each client. All of them, twice, fill half of the three pools.
+/// Of each client. All of them, twice, are half as much again as the three pools.
 const KEYS: u32 = 96;
+const POOL: &str = "store.pool_bytes=4MiB";
 const BLOCK: u32 = 16 << 10;
+/// Of a disk; each is a file that may be open.
+const SEGMENTS: usize = 128;
 const BATCH: u32 = 8;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// What a call on a busy machine may take beyond its time.
@@ -172,10 +175,11 @@ impl Hosts {
         let plan = Plan::new(HOSTS);
         let settings = |n: usize| {
             vec![
+                POOL.into(),
                 format!("listen.data=127.0.0.1:{}", quiet_port()),
                 format!("nvme.dir={}", plan.dir.path().join(format!("disk-{n}")).display()),
                 "nvme.segment_bytes=1MiB".into(),
-                "nvme.capacity_bytes=128MiB".into(),
+                format!("nvme.capacity_bytes={SEGMENTS}MiB"),
                 "tiering.min_uses=0".into(),
             ]
         };
@@ -237,6 +241,12 @@ fn hosts_that_stand_still_and_die_serve_right_bytes_and_recover() {
         blown
     });
     println!("{pauses} pauses, {kills} kills; blocks, and calls that failed: {counts:?}");
+    let moved = [("kvasir_offload_total", "stored"), ("kvasir_tier_lookups_total", "hit")];
+    let moved = moved.map(|(name, outcome)| {
+        metric(&hosts.running[0], name, &format!("tier=\"nvme\",outcome=\"{outcome}\""))
+    });
+    println!("blocks down from the pool of the host that was never killed, and up: {moved:?}");
+    assert!(moved.iter().all(|&blocks| blocks > 0), "{moved:?}");
 
     // All that was removed is gone everywhere, once all have heard of it.
     let removed = |writer: &Writer<'_>| {
@@ -268,7 +278,7 @@ fn hosts_that_stand_still_and_die_serve_right_bytes_and_recover() {
     }
     let after = size(&hosts.running[0]);
     println!("the host that was never killed: {before:?}, after the storm {after:?}");
-    assert!(after.descriptors < before.descriptors + 64, "{after:?}");
+    assert!(after.descriptors < before.descriptors + SEGMENTS + 64, "{after:?}");
     assert!(after.threads < before.threads + 32, "{after:?}");
     assert!(after.resident_kib < before.resident_kib + (256 << 10), "{after:?}");
     for host in hosts.running {

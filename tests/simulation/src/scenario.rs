@@ -380,14 +380,21 @@ impl Scenario {
         self.until_of(&removed, "was removed, and is still there", |world, n| {
             !world.hosts.iter().any(|host| holds(host, n))
         });
-        for host in &self.hosts {
-            kept.iter().for_each(|&n| must(client::read(host, n), n, "was acknowledged, and is not found"));
-            removed.iter().for_each(|&n| must(!client::read(host, n), n, "was removed, and is served"));
-            // Also of calls that were never answered, and of blocks that nobody promises any more.
-            (0..self.named).for_each(|n| {
-                client::read(host, n);
-            });
-        }
+        thread::scope(|scope| {
+            for host in &self.hosts {
+                let (kept, removed) = (&kept, &removed);
+                scope.spawn(move || self.read_all(host, kept, removed));
+            }
+        });
+    }
+
+    fn read_all(&self, host: &Host, kept: &[u32], removed: &[u32]) {
+        kept.iter().for_each(|&n| must(client::read(host, n), n, "was acknowledged, and is not found"));
+        removed.iter().for_each(|&n| must(!client::read(host, n), n, "was removed, and is served"));
+        // Also of calls that were never answered, and of blocks that nobody promises any more.
+        (0..self.named).for_each(|n| {
+            client::read(host, n);
+        });
     }
 
     /// Removes everything, after which all tiers must be as empty as at the beginning.

@@ -56,6 +56,8 @@ bugs! {
     KeepsRemovedOnItsWayDown,
     /// A host says that it has let go of a block that has left its pool for its disk.
     LetsGoOfWhatIsOnDisk,
+    /// A peer's pool is looked at under the lock of what the peer said, which others take while they look at the pool.
+    LooksAtPoolUnderState,
     /// What a client had reserved and was lent stays so when its connection has ended.
     KeepsPlacesOfTheGone,
     /// A put that is cut short is made visible as far as it came.

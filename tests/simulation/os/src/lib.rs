@@ -10,6 +10,7 @@
 pub mod disk;
 pub mod net;
 pub mod oneshot;
+mod order;
 pub mod planted;
 pub mod random;
 mod schedule;

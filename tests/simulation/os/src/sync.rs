@@ -5,29 +5,36 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::panic::Location;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{self, PoisonError, TryLockError};
 
+use crate::order::{self, Place};
 use crate::schedule::{self, On};
 use crate::time::{Duration, Instant};
 
 /// Those that wait for a lock.
-#[derive(Default)]
 struct Queue {
     key: AtomicU64,
     waiting: AtomicUsize,
+    /// Where the lock is made.
+    made: Place,
 }
 
 impl Queue {
+    #[track_caller]
     const fn new() -> Self {
-        Self { key: AtomicU64::new(0), waiting: AtomicUsize::new(0) }
+        Self { key: AtomicU64::new(0), waiting: AtomicUsize::new(0), made: Location::caller() }
     }
 
     /// Repeats `attempt` until it succeeds, with other threads' turns in between.
+    #[track_caller]
     fn until<T>(&self, mut attempt: impl FnMut() -> Option<T>) -> T {
+        order::wants(self.made, Location::caller());
         schedule::maybe_yield();
         loop {
             if let Some(done) = attempt() {
+                self.is_held();
                 return done;
             }
             if schedule::me().is_none() {
@@ -40,8 +47,19 @@ impl Queue {
         }
     }
 
+    #[track_caller]
+    fn is_held(&self) {
+        order::has(self.lock(), self.made, Location::caller());
+    }
+
+    /// What tells the lock from others as long as it is held.
+    fn lock(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
     /// The lock is free again.
     fn wake(&self) {
+        order::lets_go(self.lock());
         if self.waiting.load(Ordering::Relaxed) > 0 && schedule::me().is_some() {
             schedule::world().wake_all(&On::Key(self.key.load(Ordering::Relaxed)));
         }
@@ -57,7 +75,6 @@ fn taken<G>(attempt: Result<G, TryLockError<G>>) -> Option<G> {
     }
 }
 
-#[derive(Default)]
 pub struct Mutex<T: ?Sized> {
     queue: Queue,
     inner: sync::Mutex<T>,
@@ -68,7 +85,15 @@ pub struct MutexGuard<'a, T: ?Sized> {
     inner: Option<sync::MutexGuard<'a, T>>,
 }
 
+impl<T: Default> Default for Mutex<T> {
+    #[track_caller]
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
 impl<T> Mutex<T> {
+    #[track_caller]
     pub const fn new(value: T) -> Self {
         Self { queue: Queue::new(), inner: sync::Mutex::new(value) }
     }
@@ -79,13 +104,17 @@ impl<T> Mutex<T> {
 }
 
 impl<T: ?Sized> Mutex<T> {
+    #[track_caller]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         let inner = self.queue.until(|| taken(self.inner.try_lock()));
         MutexGuard { mutex: self, inner: Some(inner) }
     }
 
+    #[track_caller]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        taken(self.inner.try_lock()).map(|inner| MutexGuard { mutex: self, inner: Some(inner) })
+        let inner = taken(self.inner.try_lock())?;
+        self.queue.is_held();
+        Some(MutexGuard { mutex: self, inner: Some(inner) })
     }
 
     pub fn get_mut(&mut self) -> &mut T {
@@ -101,6 +130,7 @@ impl<T: fmt::Debug + ?Sized> fmt::Debug for Mutex<T> {
 
 impl<'a, T: ?Sized> MutexGuard<'a, T> {
     /// Does `work` without the lock, which is taken again behind it.
+    #[track_caller]
     pub fn unlocked<R>(guard: &mut Self, work: impl FnOnce() -> R) -> R {
         drop(guard.inner.take());
         guard.mutex.queue.wake();
@@ -131,7 +161,6 @@ impl<T: ?Sized> Drop for MutexGuard<'_, T> {
     }
 }
 
-#[derive(Default)]
 pub struct RwLock<T: ?Sized> {
     queue: Queue,
     inner: sync::RwLock<T>,
@@ -147,18 +176,28 @@ pub struct RwLockWriteGuard<'a, T: ?Sized> {
     inner: Option<sync::RwLockWriteGuard<'a, T>>,
 }
 
+impl<T: Default> Default for RwLock<T> {
+    #[track_caller]
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
 impl<T> RwLock<T> {
+    #[track_caller]
     pub const fn new(value: T) -> Self {
         Self { queue: Queue::new(), inner: sync::RwLock::new(value) }
     }
 }
 
 impl<T: ?Sized> RwLock<T> {
+    #[track_caller]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
         let inner = self.queue.until(|| taken(self.inner.try_read()));
         RwLockReadGuard { queue: &self.queue, inner: Some(inner) }
     }
 
+    #[track_caller]
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         let inner = self.queue.until(|| taken(self.inner.try_write()));
         RwLockWriteGuard { queue: &self.queue, inner: Some(inner) }
@@ -234,25 +273,30 @@ impl Condvar {
         }
     }
 
+    #[track_caller]
     pub fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>) {
         self.wait_till(guard, None);
     }
 
+    #[track_caller]
     pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, time: Duration) -> WaitTimeoutResult {
         let until = schedule::now().saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
         WaitTimeoutResult(!self.wait_till(guard, Some(until)))
     }
 
+    #[track_caller]
     pub fn wait_until<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, until: Instant) -> WaitTimeoutResult {
         WaitTimeoutResult(!self.wait_till(guard, Some(until.nanos())))
     }
 
+    #[track_caller]
     pub fn wait_while<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, mut wait: impl FnMut(&mut T) -> bool) {
         while wait(guard) {
             self.wait(guard);
         }
     }
 
+    #[track_caller]
     pub fn wait_while_for<T: ?Sized>(
         &self,
         guard: &mut MutexGuard<'_, T>,
@@ -269,6 +313,7 @@ impl Condvar {
     }
 
     /// Whether it was notified, and not too late.
+    #[track_caller]
     fn wait_till<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, until: Option<u64>) -> bool {
         let mutex = guard.mutex;
         drop(guard.inner.take());

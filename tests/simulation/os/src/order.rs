@@ -1,0 +1,117 @@
+//! In which order locks are taken.
+//!
+//! If one thread takes B while it holds A, and another, at whatever time, A while it holds B, both may wait for each other for ever. That
+//! they do so takes a moment that few runs have; that both orders exist shows as soon as each was taken once. So a run ends at
+//! the first circle of such orders, however many locks are in it.
+//!
+//! Locks that are made at the same place of the code are one kind. Of one kind a thread may hold several, in an order that this does
+//! not look at. A lock that is only tried is not waited for.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::panic::Location;
+use std::sync::{Mutex, PoisonError};
+
+use crate::schedule;
+
+/// A place of the code: where a lock is made, which is its kind, or where it is taken.
+pub(crate) type Place = &'static Location<'static>;
+
+/// A lock that the calling thread has.
+struct Held {
+    lock: usize,
+    kind: Place,
+    taken: Place,
+}
+
+/// Where one kind was taken, and where another while that was held.
+#[derive(Clone, Copy)]
+struct Step {
+    first: Place,
+    then: Place,
+}
+
+/// Under each kind those that were taken.
+type Orders = BTreeMap<Place, BTreeMap<Place, Step>>;
+
+thread_local! {
+    static HELD: RefCell<Vec<Held>> = const { RefCell::new(Vec::new()) };
+}
+
+static ORDERS: Mutex<Orders> = Mutex::new(Orders::new());
+
+/// The calling thread is about to wait for a lock.
+pub(crate) fn wants(kind: Place, at: Place) {
+    if schedule::me().is_none() {
+        return;
+    }
+    let circle = HELD.with_borrow(|held| {
+        let under = held.iter().filter(|held| held.kind != kind);
+        let mut circles = under.filter_map(|held| note(held, kind, at));
+        circles.next()
+    });
+    if let Some(circle) = circle {
+        schedule::world().end(&circle);
+    }
+}
+
+/// The calling thread has a lock.
+pub(crate) fn has(lock: usize, kind: Place, taken: Place) {
+    HELD.with_borrow_mut(|held| held.push(Held { lock, kind, taken }));
+}
+
+/// The calling thread has let go of a lock.
+pub(crate) fn lets_go(lock: usize) {
+    HELD.with_borrow_mut(|held| {
+        if let Some(at) = held.iter().rposition(|held| held.lock == lock) {
+            held.remove(at);
+        }
+    });
+}
+
+/// Notes that `kind` is taken under what is held. Returns what is said of the circle that this closes.
+fn note(held: &Held, kind: Place, at: Place) -> Option<String> {
+    let mut orders = ORDERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let step = Step { first: held.taken, then: at };
+    let under = orders.entry(held.kind).or_default();
+    if under.contains_key(kind) {
+        return None;
+    }
+    under.insert(kind, step);
+    let back = way(&orders, kind, held.kind)?;
+    let mut said = String::from("locks are taken in a circle");
+    for (from, to) in [held.kind, kind].iter().chain(&back).zip([kind].iter().chain(&back)) {
+        let Step { first, then } = orders[from][to];
+        let [from, to, first, then] = [from, to, first, then].map(|place| said_of(place));
+        let _ = write!(said, "; the one made at {from}, then the one made at {to}: at {first}, then {then}");
+    }
+    Some(said)
+}
+
+/// A file that is compiled in another folder than its own is named by its own.
+fn said_of(place: Place) -> String {
+    let file = place.file().rsplit("../").next().unwrap_or_default();
+    format!("{file}:{}", place.line())
+}
+
+/// The kinds after `from` up to `to`, each taken under the one before it.
+fn way(orders: &Orders, from: Place, to: Place) -> Option<Vec<Place>> {
+    let mut before: BTreeMap<Place, Place> = BTreeMap::new();
+    let mut next = vec![from];
+    while let Some(kind) = next.pop() {
+        if kind == to {
+            let steps = std::iter::successors(Some(to), |kind| before.get(kind).copied());
+            let mut way: Vec<Place> = steps.take_while(|kind| *kind != from).collect();
+            way.reverse();
+            return Some(way);
+        }
+        for &under in orders.get(kind).into_iter().flat_map(BTreeMap::keys) {
+            if under != from && !before.contains_key(under) {
+                before.insert(under, kind);
+                next.push(under);
+            }
+        }
+    }
+    None
+}
