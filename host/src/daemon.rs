@@ -12,8 +12,8 @@ use crate::data_dir::{self, DataDir};
 use crate::explain::Explain;
 use crate::explain::blocks::Evicted;
 use crate::host::{Addrs, Host};
+use crate::lifecycle::chooser::PolicyChooser;
 use crate::lifecycle::cluster;
-use crate::lifecycle::eviction::Eviction;
 use crate::lifecycle::tiers::{self, PolicyAdmit};
 use crate::policy::history::History;
 use crate::policy::rollout::keeper::Keeper as Rollouts;
@@ -26,6 +26,7 @@ use kvasir_dataplane::tier::dram::OpenError;
 use kvasir_dataplane::tier::scrub::Scrubber;
 use kvasir_dataplane::tier::tiering::{Saved, Tiering};
 use kvasir_dataplane::{Clock, DramConfig, DramStore};
+use kvasir_eviction::Eviction;
 use kvasir_tls::HostTls;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -129,10 +130,10 @@ impl Daemon {
         let served = config.store.server.clone();
         let server = Server::start(Arc::clone(&node), &listen, Arc::clone(&door.gate), served)?;
         let evictor = policies.evictor_worker(store.slots());
-        let evicted = Evicted::new(config.explain.evictions as usize);
-        let eviction =
-            Eviction::remembering(Arc::clone(node.tiering()), evictor, clock, evicted, Arc::clone(&explain))
-                .map_err(no_thread("eviction"))?;
+        let evicted = Arc::new(Evicted::new(config.explain.evictions as usize));
+        let chooser = PolicyChooser::remembering(evictor, Arc::clone(&evicted), Arc::clone(&explain));
+        let eviction = Eviction::start(Arc::clone(node.tiering()), chooser, clock);
+        let eviction = eviction.map_err(no_thread("eviction"))?;
         let scrub_rate = config.store.scrub_rate.0;
         let scrubber = (scrub_rate > 0).then(|| Scrubber::start(Arc::clone(&store), clock, scrub_rate));
         let scrubber = scrubber.transpose().map_err(no_thread("scrubbing"))?;
@@ -165,6 +166,7 @@ impl Daemon {
             history,
             rollouts,
             eviction,
+            evicted,
             scrubber,
             server,
             addrs,

@@ -3,7 +3,7 @@
 use crate::access::door::Door;
 use crate::conductor::Conductor;
 use crate::config::Config;
-use crate::lifecycle::eviction::Eviction;
+use crate::explain::blocks::Evicted;
 use crate::policy::PolicyHost;
 use crate::policy::history::History;
 use crate::policy::rollout::keeper::Keeper;
@@ -12,6 +12,7 @@ use kvasir_dataplane::Clock;
 use kvasir_dataplane::server::Server;
 use kvasir_dataplane::server::node::Node;
 use kvasir_dataplane::tier::scrub::Scrubber;
+use kvasir_eviction::Eviction;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -28,6 +29,8 @@ pub struct Host {
     /// What happened to them.
     pub history: Arc<History>,
     pub eviction: Eviction,
+    /// What evictors chose lately.
+    pub evicted: Arc<Evicted>,
     /// `None` means that `store.scrub_rate` is 0.
     pub scrubber: Option<Scrubber>,
     pub server: Server,

@@ -2,13 +2,14 @@
 
 use super::Row;
 use crate::explain::Explain;
-use crate::lifecycle::eviction::Eviction;
+use crate::lifecycle::chooser::PolicyChooser;
 use crate::lifecycle::tiers::PolicyAdmit;
 use crate::policy::{Error, PolicyConfig, PolicyHost, SlotKind, Source, Wanted};
 use hdrhistogram::Histogram;
 use kvasir_dataplane::tier::dram::{OwnerId, Reserve};
 use kvasir_dataplane::tier::tiering::{Tiering, TieringConfig};
 use kvasir_dataplane::{BlockKey, BlockMeta, Clock, DramConfig, DramStore};
+use kvasir_eviction::Eviction;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -74,8 +75,8 @@ impl Load {
         let admit = Box::new(PolicyAdmit::new(policies.admitter_worker(), Explain::off()));
         let tiering = Tiering::start(Arc::clone(&store), Vec::new(), admit, TieringConfig::default(), clock);
         let tiering = Arc::new(tiering.map_err(|e| failed(&e))?);
-        let worker = policies.evictor_worker(store.slots());
-        let eviction = Eviction::start(Arc::clone(&tiering), worker, clock).map_err(|e| failed(&e))?;
+        let chooser = PolicyChooser::new(policies.evictor_worker(store.slots()));
+        let eviction = Eviction::start(Arc::clone(&tiering), chooser, clock).map_err(|e| failed(&e))?;
         Ok(Self { store, eviction, policies, clock, stored: 0, _tiering: tiering })
     }
 

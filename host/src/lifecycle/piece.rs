@@ -5,12 +5,12 @@
 //! the policy, which knows this piece and nothing else; where the policy ranks by what it was told there, that is also the order
 //! in which it would have chosen these blocks in the pool.
 
-use super::eviction::encode;
 use crate::policy::SlotKind;
 use crate::policy::record::{Call, FORMAT, PolicyOf, Push, Record, bits, halves};
 use kvasir_dataplane::DramStore;
 use kvasir_dataplane::tier::dram::History;
 use kvasir_dataplane::tier::events::{AccessEvent, EventKind, NO_SLOT};
+use kvasir_eviction::encode;
 use kvasir_policy::evictor::{EVENTS_MAX, Layout, Victim};
 use std::collections::HashMap;
 

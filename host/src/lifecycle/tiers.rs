@@ -10,9 +10,9 @@ use kvasir_dataplane::tier::hbm::{self, HbmConfig, HbmStore};
 use kvasir_dataplane::tier::nvme::{self, NvmeConfig, NvmeStore, OnFull};
 use kvasir_dataplane::tier::remote::{self, Place, RemoteConfig, RemoteStore, S3, TenantKey};
 use kvasir_dataplane::tier::store::{BlockStore, Tier};
-use kvasir_dataplane::tier::tiering::{Admission, Admit, Candidate, Destination, LevelStats, Tiering};
+use kvasir_dataplane::tier::tiering::{Admission, Admit, Candidate};
+use kvasir_eviction::number_of;
 use kvasir_policy::admitter::{Block, Store};
-use kvasir_policy::evictor::{DROP, TierRow};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -116,44 +116,6 @@ fn open_nvme(settings: &NvmeConfig) -> Result<NvmeStore, OpenError> {
     Ok(store)
 }
 
-/// The tier that the policy contract calls `number`.
-pub(super) fn destination(number: u8) -> Destination {
-    let known = |tier: &Tier| tier.takes_victims() && number_of(*tier) == u32::from(number);
-    match number {
-        DROP => Destination::Drop,
-        _ => Tier::ALL.into_iter().find(known).map_or(Destination::HostDecides, Destination::Tier),
-    }
-}
-
-/// The pool and the tiers below that take victims, as an evictor is told of them.
-pub(super) fn rows(tiering: &Tiering) -> Vec<TierRow> {
-    let mib = |bytes: u64| bytes as f32 / (1 << 20) as f32;
-    let pressure = tiering.dram().pressure();
-    let pool = TierRow {
-        tier: number_of(Tier::Dram) as u8,
-        capacity_mib: mib(pressure.pool_bytes),
-        used_mib: mib(pressure.pool_bytes - pressure.free_bytes),
-        load_fixed_ms: 0.0,
-        load_ms_per_mib: 0.0,
-        takes_copies: true,
-    };
-    let below = |level: &LevelStats| TierRow {
-        tier: number_of(level.capabilities.tier) as u8,
-        capacity_mib: mib(level.capabilities.capacity_bytes.unwrap_or(0)),
-        used_mib: mib(level.store.used_bytes),
-        load_fixed_ms: level.load_cost.fixed_ms as f32,
-        load_ms_per_mib: level.load_cost.ms_per_mib as f32,
-        takes_copies: level.takes_copies,
-    };
-    let stats = tiering.stats();
-    let levels = stats.levels.iter().filter(|level| level.capabilities.tier.takes_victims());
-    std::iter::once(pool).chain(levels.map(below)).collect()
-}
-
-fn number_of(tier: Tier) -> u32 {
-    tier as u32 + 1
-}
-
 /// Asks the admitter policy, in batches, on the eviction thread.
 pub struct PolicyAdmit {
     worker: AdmitterWorker,
@@ -210,19 +172,5 @@ impl Admit for PolicyAdmit {
             Store::Colder => Admission::Colder,
         };
         answers.into_iter().map(admission).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tiers_have_the_numbers_of_the_contract() {
-        use Destination::{Drop, HostDecides};
-        let given = [0, 1, 2, 3, 4, 5, 14, 15].map(destination);
-        let [hbm, dram, nvme, remote] =
-            [Tier::Hbm, Tier::Dram, Tier::Nvme, Tier::Remote].map(Destination::Tier);
-        assert_eq!(given, [HostDecides, hbm, dram, nvme, remote, HostDecides, HostDecides, Drop]);
     }
 }

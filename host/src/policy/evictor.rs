@@ -9,6 +9,7 @@ use super::log::Log;
 use super::record::{PlayError, PolicyOf, Record};
 use super::slot::{Builtin, Found, Hook, OnTrial, Policy, Slot, Worker};
 use super::{Error, Fault, Limits, Module, SlotKind, unwrapped};
+use kvasir_eviction::KnowsNothing;
 use kvasir_policy::Evictor;
 use kvasir_policy::evictor::{EVENT, EventKind, Events, Kept, Layout, TierRow, Victim};
 use std::sync::Arc;
@@ -156,10 +157,6 @@ impl Hook for EvictorHook {
         engine.open(&Layout::of(limits.evictor_slots).encode())
     }
 }
-
-/// The engine that serves knows nothing of the pool: tell it what is resident before anything else.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KnowsNothing;
 
 /// The evictor of one pool. Its first engine knows nothing. Its calls never fail outward: when the component does, the native twin
 /// takes over, until a new instance or another policy is ready. A policy that follows another learns of

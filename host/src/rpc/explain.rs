@@ -57,7 +57,7 @@ impl Explain for Service {
         let stat = node.stat(&[key]).map_err(super::store::status)?;
         let (stat, at) = stat.into_iter().next().ok_or_else(|| Status::internal("no answer of the store"))?;
         let now_ms = self.host.clock.now_ms();
-        let past = self.host.eviction.evicted().of(key);
+        let past = self.host.evicted.of(key);
         let cause = node.store().cause(key);
         let peers = node.holders(key);
         let summary = blocks::summary(&at, &peers, stat.as_ref(), &past, cause, now_ms);

@@ -1,13 +1,14 @@
 //! One host: pool, tiers and cluster, as the daemon puts them together.
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::Context;
 
 use kvasir_cluster::{Cluster, ClusterConfig, Kind, PeerConfig};
+use kvasir_eviction::Eviction;
 use kvasir_net::transport::node::Secret;
 use kvasir_nvme::{NvmeConfig, NvmeStore};
 use kvasir_os::thread;
@@ -20,9 +21,10 @@ use kvasir_server::node::Node;
 use kvasir_server::{Listen, Server, ServerConfig};
 use kvasir_store::config::{DramConfig, OnFull};
 use kvasir_store::dram::DramStore;
-use kvasir_store::events::EventKind;
 use kvasir_store::store::{BlockStore, Tier};
-use kvasir_store::tiering::{AdmitAll, Demotion, Destination, Tiering, TieringConfig};
+use kvasir_store::tiering::{AdmitAll, Tiering, TieringConfig};
+
+use crate::evictor::{self, Twins};
 
 /// Ample: nothing is evicted for want of space, so whatever is missing was lost.
 const POOL: u64 = 8 << 20;
@@ -32,10 +34,9 @@ const SEGMENT: u64 = 64 << 10;
 /// A tenth of what it is by default, so that most pauses outlast it.
 const LEASE: Duration = Duration::from_secs(1);
 /// Free share of a pool above a disk at which eviction stops: most blocks are on the disk alone.
-const FREE: f64 = 0.98;
-/// Pause of a thread that evicts, at most, and how many blocks it chooses at a time.
-const EVICT_US: u64 = 150_000;
-const VICTIMS: u64 = 6;
+const FREE: f64 = 0.998;
+/// And below which the product's own thread begins to.
+const LOW: f64 = 0.99;
 /// What its clients say to be let in.
 pub(crate) const TOKEN: &str = "a token of this world";
 /// How long a client may stall in the middle of a frame: for a run of seconds, less than by default.
@@ -49,6 +50,8 @@ pub(crate) struct Host {
     /// What tells this process from others.
     pub(crate) boot: u64,
     _server: Server,
+    /// If the product's own thread chooses.
+    eviction: Option<Eviction>,
 }
 
 /// The disk of a host.
@@ -97,6 +100,11 @@ impl Host {
         disk.map_or((0, 0), |level| (level.offload.stored, level.store.hits))
     }
 
+    /// How often another policy has come to choose what goes down.
+    pub(crate) fn swaps(&self) -> u64 {
+        self.eviction.as_ref().map_or(0, |eviction| eviction.counts().promotions.load(Relaxed))
+    }
+
     fn start_here(n: usize, machine: usize, count: usize, disk: Option<Disk>) -> anyhow::Result<Self> {
         let peer = |n: usize| PeerConfig {
             name: Self::name(n),
@@ -121,7 +129,7 @@ impl Host {
         let mut dram =
             DramConfig { pool_bytes: POOL, blocks_max: 1024, lease_ttl: LEASE, ..DramConfig::default() };
         if disk.is_some() {
-            dram.high_free = FREE;
+            (dram.low_free, dram.high_free) = (LOW, FREE);
         }
         let store = Arc::new(DramStore::open(dram).context("the pool")?);
         let clock = Clock::start();
@@ -132,7 +140,8 @@ impl Host {
             below.push(Arc::new(disk.open().context("the disk")?));
         }
         below.push(cluster.tier());
-        let traffic = TieringConfig::default();
+        // Whatever leaves the pool goes down: a block that went nowhere would be missing, as one that was lost is.
+        let traffic = TieringConfig { min_uses: 0, ..TieringConfig::default() };
         let tiering = Tiering::start(Arc::clone(&store), below, Box::new(AdmitAll), traffic, clock);
         let tiering = Arc::new(tiering.context("the tiers")?);
         cluster.run(&tiering).context("the cluster's threads")?;
@@ -142,12 +151,11 @@ impl Host {
         let config = ServerConfig { stall_timeout: STALL, ..ServerConfig::default() };
         let boot = node.boot();
         let server = Server::start(node, &listen, gate, config).context("the server")?;
-        if let Some(disk) = disk {
-            let tiering = Arc::clone(&tiering);
-            let evict = move || evict(&tiering, clock, Chance::new(disk.seed));
-            thread::Builder::new().name("kvasir-evict".into()).spawn(evict).context("the evictor")?;
-        }
-        Ok(Self { store, tiering, cluster, clock, boot, _server: server })
+        let eviction = match disk {
+            Some(disk) => disk.evict(&tiering, clock).context("the evictor")?,
+            None => None,
+        };
+        Ok(Self { store, tiering, cluster, clock, boot, _server: server, eviction })
     }
 }
 
@@ -157,6 +165,17 @@ fn address(n: usize, port: u16) -> SocketAddr {
 }
 
 impl Disk {
+    /// Every other host's blocks are chosen by the product's thread, which is returned.
+    fn evict(&self, tiering: &Arc<Tiering>, clock: Clock) -> std::io::Result<Option<Eviction>> {
+        let (tiering, mut chance) = (Arc::clone(tiering), Chance::new(self.seed));
+        if chance.below(2) == 0 {
+            let twins = Twins::new(tiering.dram().slots(), chance);
+            return Eviction::start(tiering, twins, clock).map(Some);
+        }
+        let evict = move || evictor::by_chance(&tiering, clock, chance);
+        thread::Builder::new().name("kvasir-evict".into()).spawn(evict).map(|_| None)
+    }
+
     /// As the daemon opens it, and small.
     fn open(&self) -> anyhow::Result<NvmeStore> {
         let config = NvmeConfig {
@@ -174,32 +193,5 @@ impl Disk {
         let report = store.report();
         world::note(&format!("the disk has {} blocks, {} damaged", report.blocks, report.corrupt));
         Ok(store)
-    }
-}
-
-/// What the thread that owns the eviction policy does, with a policy that chooses by chance: whatever a real one chooses, this
-/// one may.
-fn evict(tiering: &Tiering, clock: Clock, mut chance: Chance) {
-    let (dram, mut books, mut events) = (tiering.dram(), BTreeSet::new(), Vec::new());
-    loop {
-        thread::sleep(Duration::from_micros(chance.below(EVICT_US)));
-        events.clear();
-        dram.drain_events(&mut events);
-        for event in &events {
-            match event.kind {
-                EventKind::Insert | EventKind::Keep => drop(books.insert(event.slot)),
-                EventKind::Remove => drop(books.remove(&event.slot)),
-                EventKind::Hit | EventKind::Pin | EventKind::Unpin => {}
-            }
-        }
-        let mut victims = Vec::new();
-        for _ in 0..chance.below(VICTIMS + 1).min(books.len() as u64) {
-            let at = chance.below(books.len() as u64) as usize;
-            let slot = books.iter().nth(at).copied().unwrap_or_default();
-            books.remove(&slot);
-            victims.push(Demotion { slot, to: Destination::Tier(Tier::Nvme) });
-        }
-        tiering.offer(&victims, false, clock.now_ms());
-        dram.reclaim(usize::MAX, clock.now_ms());
     }
 }

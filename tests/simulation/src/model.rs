@@ -77,11 +77,12 @@ impl Counts {
         *self.more.entry(kind).or_default() += 1;
     }
 
-    /// What a host did; `moved`: as [`crate::host::Host::moved`] has it.
-    pub(crate) fn reached(&mut self, stats: &ClusterStats, (down, up): (u64, u64)) {
+    /// What a host did; `moved` and `swaps`: as [`crate::host::Host`] has them.
+    pub(crate) fn reached(&mut self, stats: &ClusterStats, (down, up): (u64, u64), swaps: u64) {
         let all = [
             ("blocks down", down),
             ("blocks up", up),
+            ("evictors swapped", swaps),
             ("copies made", stats.copied),
             ("copies not made", stats.copy_failed),
             ("transfers resumed", u64::from(stats.resumed_bytes > 0)),

@@ -85,7 +85,7 @@ impl Scenario {
         world.fail_for_a_while(plan);
         world.settle();
         let mut counts = world.model().counts.clone();
-        world.hosts.iter().for_each(|host| counts.reached(&host.cluster.stats(), host.moved()));
+        world.hosts.iter().for_each(|host| counts.reached(&host.cluster.stats(), host.moved(), host.swaps()));
         world.take_everything_out();
         counts
     }

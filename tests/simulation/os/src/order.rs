@@ -83,7 +83,7 @@ fn note(held: &Held, kind: Place, at: Place) -> Option<String> {
     let mut said = String::from("locks are taken in a circle");
     for (from, to) in [held.kind, kind].iter().chain(&back).zip([kind].iter().chain(&back)) {
         let Step { first, then } = orders[from][to];
-        let [from, to, first, then] = [from, to, first, then].map(|place| said_of(place));
+        let [from, to, first, then] = [from, to, first, then].map(said_of);
         let _ = write!(said, "; the one made at {from}, then the one made at {to}: at {first}, then {then}");
     }
     Some(said)

@@ -5,17 +5,18 @@
 //! twice, none is used before it was inserted, and a parent comes before its children. The order of the past is made
 //! on a thread of its own, which takes seconds for a pool of ten million blocks.
 
-use super::books::Books;
-use kvasir_dataplane::DramStore;
-use kvasir_dataplane::tier::dram::{History, Resident};
-use kvasir_dataplane::tier::events::{AccessEvent, EventKind, NO_SLOT};
+use crate::books::Books;
+use kvasir_os::thread;
+use kvasir_store::dram::DramStore;
+use kvasir_store::dram::{History, Resident};
+use kvasir_store::events::{AccessEvent, EventKind, NO_SLOT};
 use std::sync::{Arc, mpsc};
 
 /// Pieces of the past that wait for the engine.
 const PIECES_READY: usize = 16;
 
 /// One engine's knowledge of the pool.
-pub(super) struct Briefing {
+pub(crate) struct Briefing {
     store: Arc<DramStore>,
     began_ms: u64,
     piece: usize,
@@ -39,14 +40,14 @@ impl Past {
             let _ = pieces.map(|entries| History { entries, until }).try_for_each(|piece| sender.send(piece));
         };
         // Without a thread nobody sends, and it is begun again later.
-        let _ = std::thread::Builder::new().name("kvasir-history".into()).spawn(make);
+        let _ = thread::Builder::new().name("kvasir-history".into()).spawn(make);
         Self(from)
     }
 }
 
 /// How far the engine has been told the past.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Progress {
+pub(crate) enum Progress {
     /// The engine knows all there is.
     Done,
     /// More can be told at once.
@@ -57,21 +58,21 @@ pub(super) enum Progress {
 
 impl Briefing {
     /// A briefing for an engine that is open and knows nothing. `piece` is how many entries of the past it is told at once.
-    pub(super) fn begin(store: &Arc<DramStore>, now_ms: u64, piece: usize) -> Self {
+    pub(crate) fn begin(store: &Arc<DramStore>, now_ms: u64, piece: usize) -> Self {
         let books = Books::new(store.slots());
         let past = Some(Past::begin(store, now_ms, piece));
         Self { store: Arc::clone(store), began_ms: now_ms, piece, books, past, out: Vec::new() }
     }
 
     /// Appends what the engine must be told of things that just happened.
-    pub(super) fn live(&mut self, events: &[AccessEvent], out: &mut Vec<AccessEvent>) {
+    pub(crate) fn live(&mut self, events: &[AccessEvent], out: &mut Vec<AccessEvent>) {
         std::mem::swap(&mut self.out, out);
         events.iter().for_each(|&event| self.happened(event));
         std::mem::swap(&mut self.out, out);
     }
 
     /// Appends that blocks chosen by another engine left.
-    pub(super) fn taken_by_another(&mut self, slots: &[u32], now_ms: u64, out: &mut Vec<AccessEvent>) {
+    pub(crate) fn taken_by_another(&mut self, slots: &[u32], now_ms: u64, out: &mut Vec<AccessEvent>) {
         for &slot in slots {
             if self.books.holds(slot) {
                 let event = removal(slot, now_ms);
@@ -82,7 +83,7 @@ impl Briefing {
     }
 
     /// Appends the next piece of the past.
-    pub(super) fn past(&mut self, out: &mut Vec<AccessEvent>) -> Progress {
+    pub(crate) fn past(&mut self, out: &mut Vec<AccessEvent>) -> Progress {
         let Some(past) = &self.past else { return Progress::Done };
         let history = match past.0.try_recv() {
             Ok(history) if history.entries.is_empty() => {
@@ -197,9 +198,10 @@ fn removal(slot: u32, time_ms: u64) -> AccessEvent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_dataplane::tier::dram::{Lookup, OwnerId, Reserve};
-    use kvasir_dataplane::{BlockKey, BlockMeta, DramConfig, Pin};
     use kvasir_policy::evictor::Victim;
+    use kvasir_protocol::block::{BlockKey, BlockMeta, Pin};
+    use kvasir_store::config::DramConfig;
+    use kvasir_store::dram::{Lookup, OwnerId, Reserve};
     use proptest::prelude::*;
     use std::collections::HashMap;
     use std::time::Duration;

@@ -1,13 +1,13 @@
 //! What one engine of the eviction policy has been told, kept beside it: which blocks it may choose (the contract's
 //! "books"), and which it has never heard of.
 
-use kvasir_dataplane::tier::events::{AccessEvent, EventKind};
 use kvasir_policy::evictor::Victim;
+use kvasir_store::events::{AccessEvent, EventKind};
 use std::collections::HashSet;
 
 /// A choice of victims that is not within the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum BadChoice {
+pub(crate) enum BadChoice {
     #[error("{given} victims where {wanted} of {resident} resident were wanted")]
     TooFew { given: usize, wanted: u32, resident: u32 },
     #[error("victim {slot} is outside the pool of {slots} slots")]
@@ -18,7 +18,7 @@ pub(super) enum BadChoice {
 
 /// The books follow the same events as the engine, so an answer is wrong exactly when it breaks the contract, whatever
 /// the store did meanwhile.
-pub(super) struct Books {
+pub(crate) struct Books {
     /// Told as resident, not chosen since and not pinned.
     free: Bits,
     /// Told as resident and not removed since: the engine knows what a `hit` or a `keep` of it means.
@@ -30,31 +30,31 @@ pub(super) struct Books {
 }
 
 impl Books {
-    pub(super) fn new(slots: u32) -> Self {
+    pub(crate) fn new(slots: u32) -> Self {
         let (free, told) = (Bits::new(slots), Bits::new(slots));
         Self { free, told, pinned: HashSet::new(), slots, count: 0 }
     }
 
     /// Blocks the policy can still choose.
-    pub(super) fn len(&self) -> u32 {
+    pub(crate) fn len(&self) -> u32 {
         self.count
     }
 
     /// Whether the engine knows what is in a slot, chosen or not.
-    pub(super) fn knows(&self, slot: u32) -> bool {
+    pub(crate) fn knows(&self, slot: u32) -> bool {
         self.told.get(slot)
     }
 
     /// Whether the engine counts the block in a slot as resident.
-    pub(super) fn holds(&self, slot: u32) -> bool {
+    pub(crate) fn holds(&self, slot: u32) -> bool {
         self.free.get(slot) || self.is_pinned(slot)
     }
 
-    pub(super) fn is_pinned(&self, slot: u32) -> bool {
+    pub(crate) fn is_pinned(&self, slot: u32) -> bool {
         self.pinned.contains(&slot)
     }
 
-    pub(super) fn note(&mut self, event: &AccessEvent) {
+    pub(crate) fn note(&mut self, event: &AccessEvent) {
         let slot = event.slot;
         match event.kind {
             EventKind::Insert => {
@@ -84,7 +84,7 @@ impl Books {
     }
 
     /// Strikes the chosen slots off. Fails on a slot that is not on the books.
-    pub(super) fn choose(&mut self, victims: &[Victim], slots: &mut Vec<u32>) -> Result<(), BadChoice> {
+    pub(crate) fn choose(&mut self, victims: &[Victim], slots: &mut Vec<u32>) -> Result<(), BadChoice> {
         for victim in victims {
             if victim.slot >= self.slots {
                 return Err(BadChoice::Outside { slot: victim.slot, slots: self.slots });

@@ -3,8 +3,8 @@
 //! A victim that goes without a copy leaves a hole in its chain, and behind a hole nothing is found. So a put waits for the tier, as
 //! long as that is of use: not beyond the setting, and if it was in vain, not again for a while.
 
-use kvasir_dataplane::tier::dram::Pressure;
-use std::time::{Duration, Instant};
+use kvasir_os::time::{Duration, Instant};
+use kvasir_store::dram::Pressure;
 
 /// After a put has waited in vain, none does for as long, and each time that follows soon for twice as long, up to so many times: a tier
 /// that stalls once costs few copies, and one that is always slow takes 5 % of the time of puts.
@@ -12,7 +12,7 @@ const IMPATIENT: u32 = 20;
 
 /// What becomes of victims for which the queue of copies has no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Haste {
+pub(crate) enum Haste {
     /// They stay: puts wait for copies.
     Patient,
     /// They go once memory is really short: no put waits, and none would wait for copies.
@@ -22,7 +22,7 @@ pub(super) enum Haste {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Patience {
+pub(crate) struct Patience {
     /// Until then no put waits for copies.
     none_until: Option<Instant>,
     /// How many times as long as a put had waited.
@@ -31,7 +31,7 @@ pub(super) struct Patience {
 
 impl Patience {
     /// `most`: how long a put may wait for copies. `copies`: some are under way, or may begin.
-    pub(super) fn haste(&mut self, pressure: &Pressure, most: Duration, copies: bool, now: Instant) -> Haste {
+    pub(crate) fn haste(&mut self, pressure: &Pressure, most: Duration, copies: bool, now: Instant) -> Haste {
         let waits = pressure.waiting_puts > 0;
         let is_patient = self.none_until.is_none_or(|until| now >= until);
         if copies && is_patient && (waits || !pressure.slots_full) {
