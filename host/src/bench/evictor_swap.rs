@@ -30,10 +30,10 @@ struct Load {
     _tiering: Arc<Tiering>,
 }
 
-/// One phase: how long puts took, and the longest time in which no victim could be chosen.
+/// One phase: how long puts took, in nanoseconds, and the turns of the thread during which no victim could be chosen, in microseconds.
 struct Phase {
     puts: Histogram<u64>,
-    stall_us: f64,
+    turns: Histogram<u64>,
     time: Duration,
 }
 
@@ -53,8 +53,11 @@ pub(super) fn rows(resident: u32) -> Result<Vec<Row>, Error> {
     let longest = |phase: &Phase| phase.puts.max() as f64 / 1e3;
     let put = Row::new("swap/evictor/put", longest(&during), "us").beside(longest(&before));
     let quantile = |at| Some(during.puts.value_at_quantile(at) as f64 / 1e3);
+    let turn = |phase: &Phase, at| phase.turns.value_at_quantile(at).max(1) as f64;
+    let stall = |name: &str, at| Row::new(name, turn(&during, at), "us").beside(turn(&before, at));
     Ok(vec![
-        Row::new("swap/evictor/stall", during.stall_us, "us").beside(before.stall_us),
+        stall("swap/evictor/stall", 1.0),
+        stall("swap/evictor/stall/p99.9", 0.999),
         Row { p50: quantile(0.5), p99: quantile(0.99), ..put },
         Row::new("swap/evictor/time", during.time.as_secs_f64() * 1e3, "ms"),
     ])
@@ -99,16 +102,22 @@ impl Load {
     }
 
     fn phase(&mut self, ended: impl Fn(&Self) -> bool) -> Result<Phase, Error> {
-        self.eviction.counts().stall_us.store(0, Relaxed);
-        let longest = PATIENCE.as_nanos() as u64;
-        let mut puts = Histogram::<u64>::new_with_bounds(1, longest, 3).expect("bounds are valid");
+        let counts = Arc::clone(self.eviction.counts());
+        counts.stall_us.store(0, Relaxed);
+        let times =
+            || Histogram::new_with_bounds(1, PATIENCE.as_nanos() as u64, 3).expect("bounds are valid");
+        let (mut puts, mut turns) = (times(), times());
         let start = Instant::now();
         while puts.is_empty() || !ended(self) {
             let before = Instant::now();
             self.put()?;
             puts.saturating_record(before.elapsed().as_nanos() as u64);
+            // A put is much shorter than a turn that counts, so each of these is seen.
+            match counts.stall_us.swap(0, Relaxed) {
+                0 => {}
+                turn_us => turns.saturating_record(turn_us),
+            }
         }
-        let stall_us = self.eviction.counts().stall_us.load(Relaxed).max(1) as f64;
-        Ok(Phase { puts, stall_us, time: start.elapsed() })
+        Ok(Phase { puts, turns, time: start.elapsed() })
     }
 }

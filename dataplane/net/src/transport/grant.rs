@@ -19,6 +19,8 @@ pub const REGIONS_MAX: usize = 4096;
 pub const GRANTS_MAX: usize = 1 << 16;
 /// The most of these that one peer has, so that a peer which takes all it can get keeps no other out.
 pub const GRANTS_OF_ONE_MAX: usize = GRANTS_MAX / 4;
+/// Grants whose leases have ended are taken out when there are twice as many as the last time, and at least so many.
+const SWEEP_MIN: usize = 64;
 /// The longest segment name in bytes.
 pub const NAME_MAX: usize = 255;
 
@@ -125,6 +127,8 @@ struct State {
     epoch: u64,
     segments: HashMap<String, Segment>,
     grants: HashMap<u64, Arc<Granted>>,
+    /// So many, and those of them whose leases have ended are taken out.
+    sweep_at: usize,
     /// How many of these each peer has.
     of_peers: HashMap<String, usize>,
 }
@@ -219,6 +223,7 @@ impl Exports {
             epoch,
             segments: HashMap::new(),
             grants: HashMap::new(),
+            sweep_at: SWEEP_MIN,
             of_peers: HashMap::new(),
         }))
     }
@@ -288,8 +293,9 @@ impl Exports {
     pub fn grant(&self, name: &str, peer: &str) -> Result<Arc<Granted>, Denied> {
         let now = Instant::now();
         let mut state = self.state();
-        if state.is_full_for(peer) {
+        if state.grants.len() >= state.sweep_at || state.is_full_for(peer) {
             state.take(|granted| granted.expires <= now);
+            state.sweep_at = SWEEP_MIN.max(2 * state.grants.len());
         }
         if state.is_full_for(peer) {
             return Err(Denied::Full);
@@ -440,6 +446,7 @@ mod tests {
         let exports = exports(Access::Read, Duration::ZERO);
         for _ in 0..GRANTS_MAX + 1 {
             assert!(exports.grant("kv", "peer").is_ok());
+            assert!(exports.state().grants.len() <= SWEEP_MIN, "what has ended does not stay");
         }
         let regions = || vec![Region::of_buffer(Buffer::zeroed(1))];
         for n in 1..SEGMENTS_MAX {

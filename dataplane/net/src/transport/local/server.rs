@@ -118,13 +118,39 @@ impl Slots {
         }
         let word = word_of(granted.key);
         self.control.mapping().store_word(slot as u64, word);
-        let control = self.control.clone();
+        // A grant may outlive the connection, and must not keep its page.
+        let control = Arc::downgrade(&self.control);
         granted.on_death(move || {
+            let Some(control) = control.upgrade() else { return };
             // Another grant may have the word by now.
             if control.mapping().load_word(slot as u64) == Some(word) {
                 control.mapping().store_word(slot as u64, 0);
             }
         });
         Ok(slot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::grant::{Access, Exports};
+    use kvasir_memory::buffer::Buffer;
+    use kvasir_memory::region::Region;
+
+    /// It is a mapping and two descriptors.
+    #[test]
+    fn the_page_of_a_connection_ends_with_it_though_its_grants_live_on() {
+        let exports = Exports::new(1);
+        let region = Region::of_buffer(Buffer::zeroed(100));
+        exports.export("kv", vec![region], Access::Read, Duration::from_secs(3600)).unwrap();
+        let granted = exports.grant("kv", "peer").unwrap();
+        let control = Arc::new(HostPool::read_only_to_others(PAGE).unwrap());
+        let (page, mut slots) = (Arc::downgrade(&control), Slots { control, granted: Vec::new() });
+        let slot = slots.take(&granted).unwrap() as u64;
+        assert_eq!(slots.control.mapping().load_word(slot), Some(word_of(granted.key)));
+        drop(slots);
+        assert!(page.upgrade().is_none());
+        exports.revoke("kv");
     }
 }
