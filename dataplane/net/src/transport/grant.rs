@@ -143,7 +143,7 @@ impl State {
     }
 
     /// Takes away the grants of which `which` is true.
-    fn take(&mut self, mut which: impl FnMut(&Granted) -> bool) -> Vec<Arc<Granted>> {
+    fn take(&mut self, mut which: impl FnMut(&Arc<Granted>) -> bool) -> Vec<Arc<Granted>> {
         let taken: Vec<_> =
             self.grants.extract_if(|_, granted| which(granted)).map(|(_, granted)| granted).collect();
         for granted in &taken {
@@ -294,7 +294,8 @@ impl Exports {
         let now = Instant::now();
         let mut state = self.state();
         if state.grants.len() >= state.sweep_at || state.is_full_for(peer) {
-            state.take(|granted| granted.expires <= now);
+            // One that somebody has may still be in use: `revoke` must find it.
+            state.take(|granted| granted.expires <= now && Arc::strong_count(granted) == 1);
             state.sweep_at = SWEEP_MIN.max(2 * state.grants.len());
         }
         if state.is_full_for(peer) {
@@ -454,6 +455,19 @@ mod tests {
         }
         assert_eq!(exports.export("more", regions(), Access::Read, HOUR), Err(Denied::Full));
         assert_eq!(exports.export("kv", regions(), Access::Read, HOUR), Ok(()), "replaced in place");
+    }
+
+    #[test]
+    fn a_grant_in_use_whose_lease_has_ended_dies_before_a_revocation_returns() {
+        let exports = exports(Access::Read, Duration::ZERO);
+        let in_use = exports.grant("kv", "peer").unwrap();
+        let (died, told) = std::sync::mpsc::channel();
+        in_use.on_death(move || died.send(()).unwrap());
+        for _ in 0..2 * SWEEP_MIN {
+            exports.grant("kv", "peer").unwrap();
+        }
+        exports.revoke("kv");
+        assert_eq!(told.try_recv(), Ok(()));
     }
 
     #[test]

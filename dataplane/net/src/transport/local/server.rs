@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::{PAGE, Reach, SLOTS, word_of};
@@ -19,7 +19,7 @@ use kvasir_protocol::stream::send_with_fds;
 /// What one connection was granted, and the page that says which of it is alive.
 struct Slots {
     control: Arc<HostPool>,
-    granted: Vec<Arc<Granted>>,
+    granted: Vec<Weak<Granted>>,
 }
 
 /// From the handshake to the end of one connection.
@@ -106,15 +106,16 @@ fn descriptors(reach: &dyn Reach, granted: &Granted) -> Result<Vec<OwnedFd>, Den
 impl Slots {
     /// Takes a word of the control page that says that this grant is alive, until the grant dies.
     fn take(&mut self, granted: &Arc<Granted>) -> Result<usize, Denied> {
-        let slot = match self.granted.iter().position(|old| old.enter().is_err()) {
+        let is_dead = |old: &Weak<Granted>| old.upgrade().is_none_or(|old| old.enter().is_err());
+        let slot = match self.granted.iter().position(is_dead) {
             Some(slot) => slot,
             None if self.granted.len() < SLOTS => self.granted.len(),
             None => return Err(Denied::Full),
         };
         if slot == self.granted.len() {
-            self.granted.push(granted.clone());
+            self.granted.push(Arc::downgrade(granted));
         } else {
-            self.granted[slot] = granted.clone();
+            self.granted[slot] = Arc::downgrade(granted);
         }
         let word = word_of(granted.key);
         self.control.mapping().store_word(slot as u64, word);
