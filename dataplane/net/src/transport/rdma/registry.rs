@@ -22,8 +22,9 @@ pub(super) struct Registry {
 }
 
 struct Lent {
-    granted: Arc<Granted>,
+    /// Dropped first: the grant is in use for as long as they are registered.
     regions: Vec<Arc<MemoryRegion>>,
+    granted: Arc<Granted>,
 }
 
 impl Registry {
