@@ -3,6 +3,7 @@
 use kvasir_os::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::removal::Generations;
 use super::stop::Stop;
@@ -20,6 +21,8 @@ pub(super) struct Copies {
     log: Arc<Mutex<Log>>,
     /// The log grew, or the host stops.
     news: Condvar,
+    /// How far it had grown when those who follow it were last told.
+    told: AtomicU64,
     pub(super) generations: Generations,
     stop: Arc<Stop>,
 }
@@ -31,6 +34,7 @@ impl Copies {
             table: Mutex::new(table),
             heard: Condvar::new(),
             news: Condvar::new(),
+            told: AtomicU64::new(0),
             generations: Generations::default(),
             stop: Arc::clone(stop),
         }
@@ -43,14 +47,24 @@ impl Copies {
     /// Tells those who wait that the table may have changed, and its log with it.
     pub(super) fn changed(&self) {
         self.heard.notify_all();
-        self.news.notify_all();
+        if self.has_news() {
+            self.news.notify_all();
+        }
+    }
+
+    /// Whether the log has grown since the last look. What one host says is heard by all others, and most of it is no news of theirs:
+    /// a thread for each peer would wake up for nothing.
+    fn has_news(&self) -> bool {
+        let end = self.log.lock().end();
+        self.told.fetch_max(end, Ordering::Relaxed) < end
     }
 
     /// Called when the host stops: wakes everybody who waits.
     pub(super) fn wake(&self) {
         // Each lock is taken once, so that no waiter is between looking at the flag and going to sleep.
         drop((self.table.lock(), self.log.lock()));
-        self.changed();
+        self.heard.notify_all();
+        self.news.notify_all();
     }
 
     /// This host's own news from number `from` on, as soon as there are any; empty after `patience`. Returns `None` if some are
@@ -72,5 +86,29 @@ impl Copies {
     pub(super) fn wait_until(&self, patience: Duration, mut is_so: impl FnMut(&Table) -> bool) {
         let mut table = self.table.lock();
         self.heard.wait_while_for(&mut table, |table| !is_so(table) && !self.stop.is_set(), patience);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::{Generation, Gone, Holding, NodeId};
+    use kvasir_protocol::block::BlockKey;
+
+    #[test]
+    fn what_others_say_is_no_news_of_this_host() {
+        let nodes = ["own", "peer"].map(NodeId::of).to_vec();
+        let copies = Copies::new(Table::new(nodes, 16, 16), &Arc::default());
+        let key = BlockKey::from_engine_hash("copies", b"1");
+        let (primary, generation) = (NodeId::of("peer"), Generation(1));
+        let holding = Holding { size: 512, checksum: 1, target: 2, primary, generation };
+        assert!(!copies.has_news());
+        copies.table().hear(1, Fact::Holds(key, holding));
+        assert!(!copies.has_news(), "a peer holds a block");
+        copies.table().hear(0, Fact::Holds(key, holding));
+        assert!(copies.has_news(), "this host does, too");
+        assert!(!copies.has_news(), "which is news once");
+        copies.table().hear(0, Fact::Gone(key, Gone::LetGo));
+        assert!(copies.has_news());
     }
 }

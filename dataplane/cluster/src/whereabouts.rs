@@ -82,8 +82,6 @@ impl Shared {
             let what: Vec<String> = changes.iter().map(ToString::to_string).collect();
             let what = if what.is_empty() { "an address has moved".to_owned() } else { what.join(", ") };
             self.tell(Event::Topology { what });
-            // Peers that wait for news hear of it at once.
-            self.copies.changed();
             self.links.iter().for_each(|link| link.pair());
         }
     }
