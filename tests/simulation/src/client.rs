@@ -1,6 +1,7 @@
 //! A client of one host, on a machine of its own: puts blocks, reads those of everybody, removes some, all over the data
 //! protocol, and goes on with whichever process serves at its host's address.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvasir_client::data::{Client as Connection, ClientError, Endpoint, Options, Put, Reconnecting};
@@ -231,15 +232,20 @@ fn within(begun: Begun, limit: Duration, what: &str) {
     }
 }
 
-/// Whether a block is found; if it is, its bytes must be right.
-pub(crate) fn read(host: &Host, n: u32) -> bool {
+/// Those of some blocks that are found, in one call; their bytes must be right.
+pub(crate) fn read(host: &Host, blocks: &[u32]) -> BTreeSet<u32> {
     let owner = host.store.new_owner();
-    let found = host.tiering.get(owner, &[key(n)], 0, host.clock.now_ms());
-    let Ok([Lookup::Hit(lease)]) = found.as_deref() else { return false };
-    let bytes = host.store.pool().mapping().bytes(lease.offset, lease.size.into());
-    if bytes.is_none_or(|bytes| bytes != content(n)) {
-        violated(&format!("block {n} is read with wrong bytes"));
+    let keys: Vec<_> = blocks.iter().map(|&n| key(n)).collect();
+    let answer = host.tiering.get(owner, &keys, 0, host.clock.now_ms()).unwrap_or_default();
+    let mut found = BTreeSet::new();
+    for (&n, lookup) in blocks.iter().zip(answer) {
+        let Lookup::Hit(lease) = lookup else { continue };
+        let bytes = host.store.pool().mapping().bytes(lease.offset, lease.size.into());
+        if bytes.is_none_or(|bytes| bytes != content(n)) {
+            violated(&format!("block {n} is read with wrong bytes"));
+        }
+        found.insert(n);
     }
     host.store.release_owner(owner, host.clock.now_ms());
-    true
+    found
 }

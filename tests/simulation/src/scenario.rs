@@ -19,6 +19,8 @@ use crate::violated;
 const SETTLED: Duration = Duration::from_secs(30);
 const MINUTE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(100);
+/// Blocks that are read in one call when the faults are over.
+const READ: usize = 16;
 
 pub(crate) struct Scenario {
     hosts: Vec<Arc<Host>>,
@@ -274,12 +276,12 @@ impl Scenario {
             }
         }
         let kept: Vec<u32> = self.model().kept().collect();
-        for n in kept {
-            // What another host has, for whatever reason, is promised on.
-            let there = self.asked().any(|host| self.keeps(host, n))
-                || self.still.values().any(|has| has.contains(&n));
-            self.model().promise(n).is_lost |= !there;
-        }
+        // What another host has, for whatever reason, is promised on.
+        let is_there = |n: &u32| {
+            self.asked().any(|host| self.keeps(host, *n)) || self.still.values().any(|has| has.contains(n))
+        };
+        let lost: Vec<u32> = world::at_once(|| kept.iter().filter(|n| !is_there(n)).copied().collect());
+        lost.into_iter().for_each(|n| self.model().promise(n).is_lost = true);
         // No destructor runs.
         std::mem::forget(Arc::clone(&self.hosts[host]));
         how
@@ -317,36 +319,38 @@ impl Scenario {
     /// A host that believes that another has a copy must be right, while neither was started again, the other has dropped none
     /// that it thought to be one too many, and nobody else spoke in its name.
     fn check_holders(&self) {
-        let first: Vec<usize> = self.asked().filter(|&host| self.runs[host].number == 0).collect();
-        let trims = |peer: usize| self.hosts[peer].cluster.stats().trimmed > 0;
-        let speaks_for_itself = |peer: &usize| !trims(*peer) && !self.doubled.contains(peer);
-        let peers: Vec<usize> = first.iter().copied().filter(speaks_for_itself).collect();
         let kept: Vec<u32> = self.model().kept().collect();
-        for &host in &first {
-            for &n in &kept {
-                let holders = self.hosts[host].cluster.holders(key(n));
-                let believed = peers.iter().filter(|&&peer| holders.contains(&Host::name(peer)));
-                for &peer in believed.filter(|&&peer| peer != host) {
-                    if !holds(&self.hosts[peer], n) && !self.model().promise(n).removing {
-                        violated(&format!(
-                            "host-{host} believes that host-{peer} has a copy of block {n}; it has none"
-                        ));
-                    }
-                }
+        world::at_once(|| {
+            let first: Vec<usize> = self.asked().filter(|&host| self.runs[host].number == 0).collect();
+            let trims = |peer: usize| self.hosts[peer].cluster.stats().trimmed > 0;
+            let speaks_for_itself = |peer: &usize| !trims(*peer) && !self.doubled.contains(peer);
+            let peers: Vec<usize> = first.iter().copied().filter(speaks_for_itself).collect();
+            kept.iter().for_each(|&n| first.iter().for_each(|&host| self.check_holders_of(n, host, &peers)));
+        });
+    }
+
+    fn check_holders_of(&self, n: u32, host: usize, peers: &[usize]) {
+        let holders = self.hosts[host].cluster.holders(key(n));
+        for &peer in peers.iter().filter(|&&peer| peer != host && holders.contains(&Host::name(peer))) {
+            if !holds(&self.hosts[peer], n) && !self.model().promise(n).removing {
+                violated(&format!(
+                    "host-{host} believes that host-{peer} has a copy of block {n}; it has none"
+                ));
             }
         }
     }
 
     /// Hosts that have a copy and of which all others know it; `None` as long as any knows of a copy that is not there.
     fn copies(&self, n: u32) -> Option<usize> {
+        let believed: Vec<_> = self.hosts.iter().map(|host| host.cluster.holders(key(n))).collect();
         let mut copies = 0;
-        for host in 0..self.hosts.len() {
-            let others = (0..self.hosts.len()).filter(|&other| other != host);
-            let known = others.filter(|&other| self.believes(other, host, n)).count();
-            let is_there = holds(&self.hosts[host], n);
-            if known > 0 && !is_there {
+        for (place, host) in self.hosts.iter().enumerate() {
+            let name = Host::name(place);
+            let known = believed.iter().filter(|holders| holders.contains(&name)).count();
+            if known > 0 && !holds(host, n) {
                 return None;
             }
+            // Nobody counts itself among its peers.
             copies += usize::from(known == self.hosts.len() - 1);
         }
         Some(copies)
@@ -370,11 +374,7 @@ impl Scenario {
         self.until("all hosts are up again", |world| world.all_up());
         let kept: Vec<u32> = self.model().kept().collect();
         self.until_of(&kept, "does not have as many copies as were asked for", |world, n| {
-            let enough = world.copies(n).is_some_and(|copies| copies >= COPIES.into());
-            if !enough {
-                world.say_who_has(n);
-            }
-            enough
+            world.copies(n).is_some_and(|copies| copies >= COPIES.into())
         });
         let removed = self.model().removed();
         self.until_of(&removed, "was removed, and is still there", |world, n| {
@@ -388,13 +388,12 @@ impl Scenario {
         });
     }
 
+    /// Also blocks of calls that were never answered, and those that nobody promises any more.
     fn read_all(&self, host: &Host, kept: &[u32], removed: &[u32]) {
-        kept.iter().for_each(|&n| must(client::read(host, n), n, "was acknowledged, and is not found"));
-        removed.iter().for_each(|&n| must(!client::read(host, n), n, "was removed, and is served"));
-        // Also of calls that were never answered, and of blocks that nobody promises any more.
-        (0..self.named).for_each(|n| {
-            client::read(host, n);
-        });
+        let named: Vec<u32> = (0..self.named).collect();
+        let found: BTreeSet<u32> = named.chunks(READ).flat_map(|blocks| client::read(host, blocks)).collect();
+        kept.iter().for_each(|&n| must(found.contains(&n), n, "was acknowledged, and is not found"));
+        removed.iter().for_each(|&n| must(!found.contains(&n), n, "was removed, and is served"));
     }
 
     /// Removes everything, after which all tiers must be as empty as at the beginning.
@@ -409,14 +408,7 @@ impl Scenario {
             removed.map_or("failed".into(), |all| all.len().to_string())
         ));
         self.until("all space is free again", |world| {
-            let mut filled = world.hosts.iter().map(|host| host.filled());
-            let so = filled.all(|filled| filled == world.empty);
-            if !so {
-                (0..world.named).filter(|&n| world.hosts.iter().any(|host| holds(host, n))).for_each(|n| {
-                    world.say_who_has(n);
-                });
-            }
-            so
+            world.hosts.iter().all(|host| host.filled() == world.empty)
         });
     }
 
@@ -424,6 +416,8 @@ impl Scenario {
         let until = Instant::now() + SETTLED;
         while !is_so(self) {
             if Instant::now() > until {
+                let is_there = |n: &u32| self.hosts.iter().any(|host| holds(host, *n));
+                (0..self.named).filter(is_there).for_each(|n| self.say_who_has(n));
                 violated(&format!("{SETTLED:?} passed without: {what}"));
             }
             thread::sleep(LOOK);

@@ -22,8 +22,8 @@ const READ: usize = 64 << 10;
 const PIECE_MAX: u64 = 8 << 10;
 /// What may be on its way in one direction; more waits in the sender's socket.
 const IN_FLIGHT_MAX: usize = 256 << 10;
-/// How long until a full socket is tried again.
-const AGAIN: u64 = MILLISECOND;
+/// How long until a full socket is tried again: first, and at most, as each time in vain doubles it.
+const AGAIN: (u64, u64) = (MILLISECOND, 32 * MILLISECOND);
 /// How long a packet that was lost takes to be sent again.
 const LOST: u64 = 200 * MILLISECOND;
 
@@ -70,6 +70,8 @@ struct Way {
     sink: Arc<UnixStream>,
     packets: VecDeque<Packet>,
     bytes: usize,
+    /// When the receiver's socket is full: how long until it is tried again.
+    again: u64,
     /// Nothing more will be sent.
     ended: bool,
     /// The end has arrived.
@@ -107,7 +109,11 @@ impl Way {
             // In order.
             let at = self.packets.back().map_or(at, |last| at.max(last.at));
             self.bytes += bytes.len();
+            let is_all = bytes.len() < most;
             self.packets.push_back(Packet { at, bytes });
+            if is_all {
+                return;
+            }
         }
     }
 
@@ -122,6 +128,7 @@ impl Way {
             }
             match (&*self.sink).write(&packet.bytes) {
                 Ok(count) => {
+                    self.again = AGAIN.0;
                     self.bytes -= count;
                     packet.bytes.drain(..count);
                     if packet.bytes.is_empty() {
@@ -129,7 +136,8 @@ impl Way {
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    packet.at = now + AGAIN;
+                    packet.at = now + self.again;
+                    self.again = AGAIN.1.min(self.again * 2);
                     return true;
                 }
                 Err(_) => return false,
@@ -299,6 +307,7 @@ impl Network {
             sink,
             packets: VecDeque::new(),
             bytes: 0,
+            again: AGAIN.0,
             ended: false,
             over: false,
             watched: true,
