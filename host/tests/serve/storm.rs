@@ -8,6 +8,7 @@ use crate::replicas::{Plan, metric, settled, until};
 use kvasir_client::data::{Client, ClientError, Endpoint, Options};
 use kvasir_dataplane::{BlockKey, BlockMeta};
 use rustix::process::Signal;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
@@ -45,6 +46,10 @@ impl Chance {
 fn key(n: u32) -> BlockKey {
     BlockKey::from_engine_hash("storm", &n.to_le_bytes())
 }
+
+/// What is in each block: made once, as to make them anew each time took this process most of a core.
+static BLOCKS: LazyLock<Vec<Vec<u8>>> =
+    LazyLock::new(|| (0..CLIENTS * KEYS).map(|n| content(n, BLOCK)).collect());
 
 #[derive(Debug, Default)]
 struct Counts {
@@ -110,9 +115,8 @@ impl Writer<'_> {
         let numbers: Vec<u32> = (first..first + BATCH as usize).map(|at| self.own(at)).collect();
         // Whether or not it is answered, they may be there from now on.
         self.removed[first..first + BATCH as usize].fill(false);
-        let blocks: Vec<_> = numbers.iter().map(|&n| content(n, BLOCK)).collect();
-        let batch: Vec<_> =
-            numbers.iter().zip(&blocks).map(|(&n, b)| (BlockMeta::single(key(n), BLOCK), &b[..])).collect();
+        let block = |n: u32| (BlockMeta::single(key(n), BLOCK), &BLOCKS[n as usize][..]);
+        let batch: Vec<_> = numbers.iter().map(|&n| block(n)).collect();
         let put = client.put_batch(&batch)?;
         self.counts.put.fetch_add(put.iter().flatten().count() as u64, Relaxed);
         let keys: Vec<BlockKey> = numbers.iter().map(|&n| key(n)).collect();
@@ -137,7 +141,7 @@ impl Writer<'_> {
                 self.counts.missed.fetch_add(1, Relaxed);
                 continue;
             };
-            assert!(block.bytes()? == content(n, BLOCK), "client {}: wrong bytes of block {n}", self.number);
+            assert!(block.bytes()? == BLOCKS[n as usize], "client {}: wrong bytes of block {n}", self.number);
             let is_removed = n / KEYS == self.number && self.removed[(n % KEYS) as usize];
             assert!(!is_removed, "client {}: block {n} is back after it was removed", self.number);
             self.counts.read.fetch_add(1, Relaxed);
