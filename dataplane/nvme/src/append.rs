@@ -327,8 +327,22 @@ impl Engine {
             for append in std::mem::take(&mut self.moves) {
                 self.fail(append, "no free segment to move to");
             }
+            self.fail_moves_that_wait();
         }
         self.shared.chore(|chores| (chores.look, chores.starving) = (true, true));
+    }
+
+    /// Ends the moves of blocks whose removal waits for space itself.
+    fn fail_moves_that_wait(&mut self) {
+        if planted::is(Bug::MoveWaitsForRemoval) {
+            return;
+        }
+        for waiters in self.writing.values_mut() {
+            for waiter in waiters.extract_if(.., |waiter| matches!(waiter, Waiter::Move(..))) {
+                let Waiter::Move(_, ticket) = waiter else { continue };
+                ticket.done(false);
+            }
+        }
     }
 
     /// The file of a segment, and whether its name in the folder may not be durable yet.

@@ -201,8 +201,12 @@ impl Janitor {
         freed
     }
 
-    /// Removes what was left behind. Returns `None` if not all of it could be.
+    /// Removes what was left behind, once what it was copied to is durable. Returns `None` if not all of it could be.
     fn bury(&mut self) -> Option<()> {
+        if self.left_behind.is_empty() {
+            return Some(());
+        }
+        self.flush()?;
         self.move_tombstones(self.left_behind.iter().copied())?;
         self.left_behind.clear();
         Some(())
@@ -320,11 +324,16 @@ impl Janitor {
         !left.is_zero() && self.shared.chores_pause(left)
     }
 
-    /// Marks an emptied segment free, on the disk first.
-    fn free(&self, number: u32) -> Option<()> {
+    /// Makes everything written so far durable. Returns `None` if that failed.
+    fn flush(&self) -> Option<()> {
         let (completion, pending) = Pending::new();
         self.shared.send(Command::Flush(completion));
-        pending.wait().ok()?;
+        pending.wait().ok()
+    }
+
+    /// Marks an emptied segment free, on the disk first.
+    fn free(&self, number: u32) -> Option<()> {
+        self.flush()?;
         let mut segments = self.shared.segments();
         let epoch = segments.at(number).epoch;
         let file = segments.at(number).file.clone()?;

@@ -18,6 +18,7 @@ use super::format::{self, Block, Entry, Kind, PAGE, Place, Tombstone};
 use super::index::{Found, Index};
 use super::scan::Scan;
 use super::segments::{Segments, State};
+use kvasir_os::planted::{self, Bug};
 use kvasir_protocol::block::BlockKey;
 
 pub(super) struct Recovered {
@@ -63,11 +64,20 @@ pub(super) fn recover(
     let mut report = OpenReport::default();
     let mut in_use = Vec::new();
     for number in 0..config.segments() {
-        let Some(file) = disk.existing(number)? else { continue };
+        let Some(file) = disk.existing(number)? else {
+            // A power cut may have taken its name. No later life may have the epoch of one that the checkpoint knows.
+            let known = checkpoint.and_then(|checkpoint| checkpoint.load(number, segments.pages));
+            let known =
+                known.filter(|_| !planted::is(Bug::GivesEpochAgain)).map_or(0, |summary| summary.epoch);
+            segments.next_epoch = segments.next_epoch.max(known + 1);
+            continue;
+        };
         let found = look(number, &file, disk, checkpoint, &mut segments, &mut report)?;
-        if found.as_ref().is_some_and(|found| !found.saved) {
+        let is_durable = found.as_ref().map_or(planted::is(Bug::TrustsFreeUnsynced), |found| found.saved);
+        if !is_durable {
             // A killed process may have left it to the system. What is relied on from here on must survive a power cut,
-            // the first page above all: the segment's epoch goes with it.
+            // the first page above all: the segment's epoch goes with it, or that the segment is free and removals of what
+            // was in it are no longer needed.
             kvasir_os::disk::sync(&file)?;
         }
         segments.at(number).file = Some(Arc::new(file));

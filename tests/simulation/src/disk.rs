@@ -81,12 +81,17 @@ pub(crate) fn run(seed: u64, dir: PathBuf) -> Counts {
     let blocks = vec![absent; BLOCKS as usize];
     let model = Mutex::new(Model { blocks, calls: 0, counts: Counts::default() });
     let world = Arc::new(World { model, config, failing });
+    let mut crashed = false;
     for _ in 0..3 + chance.below(4) {
         let process = world.start(&mut chance, CALLS);
-        match chance.below(5) {
+        // What one that crashed has left to the system may still be lost soon after the next has begun.
+        let soon = crashed && chance.below(2) == 0;
+        let kind = chance.below(5);
+        crashed = matches!(kind, 1 | 2);
+        match kind {
             0 => drop(process.join()),
             kind => {
-                thread::sleep(Duration::from_micros(chance.below(400_000)));
+                thread::sleep(Duration::from_micros(chance.below(if soon { 20_000 } else { 400_000 })));
                 world::let_others(chance.below(100));
                 let cut = kind > 2;
                 if cut {
@@ -131,6 +136,7 @@ impl World {
             world::disks_fail(Failing::default());
             world.look_at_all(&store);
             world::disks_fail(world.failing);
+            let breaks = world.fail_all_writes(Chance::new(seeds[0] ^ 0x6272_6561_6b73));
             let work = |(number, seed): (usize, u64)| {
                 let (world, store) = (Arc::clone(&world), Arc::clone(&store));
                 let client = Client { number: number as u32, world, store, chance: Chance::new(seed) };
@@ -138,13 +144,32 @@ impl World {
                 client.unwrap_or_else(|error| violated(&format!("no thread: {error}")))
             };
             let clients: Vec<_> = seeds.into_iter().enumerate().map(work).collect();
-            clients.into_iter().for_each(|client| drop(client.join()));
+            clients.into_iter().chain(breaks).for_each(|thread| drop(thread.join()));
             world::disks_fail(Failing { syncs: world.failing.syncs, ..Failing::default() });
             drop(store);
             world::note("closes the store");
         };
         let process = world::on_host(HOST, || thread::Builder::new().name("process".into()).spawn(process));
         process.unwrap_or_else(|error| violated(&format!("no thread: {error}")))
+    }
+
+    /// In one of three processes no write succeeds for a while. The first of each segment takes it out of use, until none is left.
+    fn fail_all_writes(self: &Arc<Self>, mut chance: Chance) -> Option<thread::JoinHandle<()>> {
+        if chance.below(3) > 0 {
+            return None;
+        }
+        let mut up_to = |ms: u64| Duration::from_micros(chance.below(ms * 1000));
+        let (after, lasts, failing) = (up_to(100), up_to(100), self.failing);
+        let work = move || {
+            thread::sleep(after);
+            world::note("no write succeeds");
+            world::disks_fail(Failing { writes: 1, ..failing });
+            thread::sleep(lasts);
+            world::note("writes succeed again");
+            world::disks_fail(failing);
+        };
+        let started = thread::Builder::new().name("breaks".into()).spawn(work);
+        Some(started.unwrap_or_else(|error| violated(&format!("no thread: {error}"))))
     }
 
     /// If a sync fails it does not open. An operator then looks at the disk.

@@ -93,7 +93,7 @@ fn planted_bugs_are_found() {
             _ => &[],
         };
         let bug = bug.name();
-        let output = simulate(&[&["--seeds", "0..1000", "--first", "--plant", &bug], world].concat());
+        let output = simulate(&[&["--seeds", "0..2000", "--first", "--plant", &bug], world].concat());
         println!("{bug}: {}", said(&output));
         assert!(output.status.success(), "no seed finds {bug}");
     }

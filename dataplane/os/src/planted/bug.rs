@@ -76,6 +76,12 @@ bugs! {
     ForgetsFailedWrites,
     /// A block that compaction moves waits for a put of it, which waits for space.
     MoveWaitsForPut,
+    /// A block that compaction moves waits for a removal of it, which waits for space.
+    MoveWaitsForRemoval,
     /// What compaction moved out of a segment that it could then not free is not removed there.
     LeavesMovedCopies,
+    /// A segment that a killed process has marked free is taken for free before that is durable.
+    TrustsFreeUnsynced,
+    /// The epoch of a segment whose file a power cut has taken is given again, though the checkpoint knows it.
+    GivesEpochAgain,
 }
