@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use super::format::{Kind, Tombstone};
 
-/// Free segments that only compaction may take, so that it can always make progress: one to move into, and one for
-/// what does not fit because blocks cannot be split or tombstones came in between.
+/// Free segments that only compaction may take, so that it can always make progress, as long as its writes succeed: one to move into,
+/// and one for what does not fit because blocks cannot be split or tombstones came in between.
 pub(super) const RESERVE: usize = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

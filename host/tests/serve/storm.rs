@@ -268,7 +268,7 @@ fn hosts_that_stand_still_and_die_serve_right_bytes_and_recover() {
     let keys: Vec<u32> = (0..CLIENTS * KEYS).collect();
     let client = hosts.running[0].client(Transport::Unix);
     for &n in &keys {
-        client.put(&BlockMeta::single(key(n), BLOCK), &content(n, BLOCK)).unwrap();
+        client.put(&BlockMeta::single(key(n), BLOCK), &BLOCKS[n as usize]).unwrap();
         client.replicate(&[key(n)], 2).unwrap().remove(0).unwrap();
     }
     let all: Vec<&Host> = hosts.running.iter().collect();
@@ -277,7 +277,7 @@ fn hosts_that_stand_still_and_die_serve_right_bytes_and_recover() {
         let client = host.client(Transport::Tcp);
         for &n in &keys {
             let block = client.get(&[key(n)], 0).unwrap().remove(0).unwrap_or_else(|| panic!("block {n}"));
-            assert!(block.bytes().unwrap() == content(n, BLOCK), "block {n}");
+            assert!(block.bytes().unwrap() == BLOCKS[n as usize], "block {n}");
         }
     }
     let after = size(&hosts.running[0]);

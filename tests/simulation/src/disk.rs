@@ -160,9 +160,11 @@ impl World {
         }
         let mut up_to = |ms: u64| Duration::from_micros(chance.below(ms * 1000));
         let (after, lasts, failing) = (up_to(100), up_to(100), self.failing);
+        let world = Arc::clone(self);
         let work = move || {
             thread::sleep(after);
             world::note("no write succeeds");
+            world.model().counts.fault("no write succeeds");
             world::disks_fail(Failing { writes: 1, ..failing });
             thread::sleep(lasts);
             world::note("writes succeed again");

@@ -1,8 +1,10 @@
 //! What a scenario does to its world.
 
+use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use rustix::fs::Access;
 use rustix::process::{Resource, Rlimit};
 use rustix::thread::CpuSet;
 
@@ -52,6 +54,12 @@ fn allow_descriptors() {
     if rustix::process::setrlimit(Resource::Nofile, wanted).is_err() {
         let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
     }
+}
+
+/// Whether files can be made in a folder, on a file system of at least so many bytes. Of its size, as all who ask must hear the same.
+pub fn has_room(folder: &Path, bytes: u64) -> bool {
+    let may_write = rustix::fs::access(folder, Access::WRITE_OK).is_ok();
+    may_write && rustix::fs::statvfs(folder).is_ok_and(|found| found.f_blocks * found.f_frsize >= bytes)
 }
 
 /// The numbers of a scenario, from the same seed and in a sequence of their own.
