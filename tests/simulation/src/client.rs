@@ -12,8 +12,8 @@ use kvasir_os::world::{self, Chance};
 use kvasir_protocol::block::BlockMeta;
 use kvasir_store::dram::Lookup;
 
-use crate::host::{Host, TOKEN};
-use crate::model::{Model, Run, content, key};
+use crate::host::{Host, token};
+use crate::model::{Model, Run, content, key, tenant};
 use crate::plan::{Call, ClientPlan};
 use crate::slow::read_slowly;
 use crate::violated;
@@ -28,6 +28,8 @@ const STEPS: u32 = 4;
 /// Pause after a host was not reached.
 const AGAIN: Duration = Duration::from_millis(150);
 pub(crate) const COPIES: u8 = 2;
+/// One of so many reads is of what belongs to others.
+const TRESPASSES: u64 = 8;
 
 pub(crate) struct Client {
     /// Where its host serves.
@@ -46,7 +48,7 @@ impl Client {
 
     pub(crate) fn work(mut self) {
         let options = Options {
-            token: TOKEN.into(),
+            token: token(self.tenant()),
             timeout: Duration::from_millis(PATIENCE_MS),
             ..Options::default()
         };
@@ -67,9 +69,14 @@ impl Client {
             Call::Put => self.put(host, n),
             Call::Read => self.read(host),
             Call::Hold => self.hold(host),
-            Call::ReadSlowly => read_slowly(self.at, &self.known(), &mut self.chance),
+            Call::ReadSlowly => read_slowly(self.at, token(self.tenant()), &self.known(), &mut self.chance),
             Call::Remove => self.remove(host),
         }
+    }
+
+    /// For whom it acts.
+    fn tenant(&self) -> u16 {
+        tenant(self.plan.first_block)
     }
 
     fn model(&self) -> MutexGuard<'_, Model> {
@@ -136,7 +143,10 @@ impl Client {
     }
 
     fn read(&mut self, host: &Reconnecting) {
-        let Some(n) = self.any() else { return };
+        if self.chance.below(TRESPASSES) == 0 {
+            return self.trespass(host);
+        }
+        let Some(n) = self.any(true) else { return };
         let Some((connection, run)) = self.connect(host) else { return };
         let (before, removed_by) = {
             let mut model = self.model();
@@ -169,6 +179,23 @@ impl Client {
         }
     }
 
+    /// Names a block of another tenant, as that one does or without saying whose it is: to this one there is none.
+    fn trespass(&mut self, host: &Reconnecting) {
+        let Some(n) = self.any(false) else { return };
+        let Some((connection, _)) = self.connect(host) else { return };
+        let key = if self.chance.below(2) == 0 { key(n) } else { key(n).without_tenant() };
+        let read = self.call(&connection, "a get", |host| host.get(&[key], 0));
+        let held = self.call(&connection, "a hold", |host| host.hold(&[key], Duration::from_secs(1)));
+        let removed = self.call(&connection, "a removal", |host| host.remove(&[key]));
+        world::note(&format!("reaches for block {n} of another tenant"));
+        let is_read = read.is_some_and(|all| all.iter().any(Option::is_some));
+        let is_held = held.is_some_and(|all| all.iter().any(|held| matches!(held, Ok(true))));
+        if is_read || is_held || removed.is_some_and(|all| all.contains(&true)) {
+            violated(&format!("block {n} is within reach of another tenant"));
+        }
+        self.model().counts.fault("a reach for blocks of another tenant");
+    }
+
     /// Keeps some blocks in the pool: for a while, or until it is gone.
     fn hold(&mut self, host: &Reconnecting) {
         let Some((connection, _)) = self.connect(host) else { return };
@@ -180,7 +207,7 @@ impl Client {
     }
 
     fn remove(&mut self, host: &Reconnecting) {
-        let Some(n) = self.any() else { return };
+        let Some(n) = self.any(true) else { return };
         let Some((connection, run)) = self.connect(host) else { return };
         if std::mem::replace(&mut self.model().promise(n).removing, true) {
             return;
@@ -195,15 +222,20 @@ impl Client {
         }
     }
 
-    /// The blocks that were acknowledged.
+    /// The blocks of its own tenant that were acknowledged.
     fn known(&self) -> Vec<u32> {
-        let model = self.model();
-        model.promises.iter().filter(|(_, p)| p.acknowledged.is_some()).map(|(n, _)| *n).collect()
+        self.acknowledged(true)
     }
 
-    /// One of the blocks that were acknowledged, of the last ones more often.
-    fn any(&mut self) -> Option<u32> {
-        let known = self.known();
+    fn acknowledged(&self, own: bool) -> Vec<u32> {
+        let model = self.model();
+        let known = model.promises.iter().filter(|(_, promise)| promise.acknowledged.is_some());
+        known.map(|(n, _)| *n).filter(|&n| (tenant(n) == self.tenant()) == own).collect()
+    }
+
+    /// One of the blocks that were acknowledged, of its own tenant or of another, of the last ones more often.
+    fn any(&mut self, own: bool) -> Option<u32> {
+        let known = self.acknowledged(own);
         let count = known.len() as u64;
         (count > 0).then(|| {
             let back = self.chance.below(count).min(self.chance.below(count));

@@ -16,15 +16,16 @@ use kvasir_os::time::Duration;
 use kvasir_os::world::{self, Chance};
 use kvasir_protocol::block::BlockKey;
 use kvasir_protocol::clock::Clock;
-use kvasir_server::access::OwnUser;
+use kvasir_server::access::{Gate, Identity, Refused, Roles};
 use kvasir_server::node::Node;
 use kvasir_server::{Listen, Server, ServerConfig};
 use kvasir_store::config::{DramConfig, OnFull};
 use kvasir_store::dram::DramStore;
 use kvasir_store::store::{BlockStore, Tier};
-use kvasir_store::tiering::{AdmitAll, Tiering, TieringConfig};
+use kvasir_store::tiering::{AdmitAll, LevelStats, Tiering, TieringConfig};
 
 use crate::evictor::{self, Twins};
+use crate::model::TENANTS;
 
 /// Ample: nothing is evicted for want of space, so whatever is missing was lost.
 const POOL: u64 = 8 << 20;
@@ -37,10 +38,39 @@ const LEASE: Duration = Duration::from_secs(1);
 const FREE: f64 = 0.998;
 /// And below which the product's own thread begins to.
 const LOW: f64 = 0.99;
-/// What its clients say to be let in.
-pub(crate) const TOKEN: &str = "a token of this world";
 /// How long a client may stall in the middle of a frame: for a run of seconds, less than by default.
 pub(crate) const STALL: Duration = Duration::from_secs(2);
+
+/// The most threads of a host, and how many more for each of its peers and clients.
+const THREADS: u64 = 40;
+const THREADS_OF_PEER: u64 = 16;
+
+/// What a client says to be let in.
+pub(crate) fn token(tenant: u16) -> String {
+    format!("a token of tenant {tenant}")
+}
+
+/// Lets tenants in, each for itself alone.
+struct Tenants;
+
+impl Gate for Tenants {
+    fn local(&self, _uid: u32, _gid: u32) -> Result<Identity, Refused> {
+        Err(Refused("nobody is on the same machine".into()))
+    }
+
+    fn bearer(&self, shown: &str) -> Result<Identity, Refused> {
+        let tenant = TENANTS.into_iter().find(|&tenant| token(tenant) == shown);
+        let tenant = tenant.ok_or_else(|| Refused(format!("{shown:?} is no token")))?;
+        let name = format!("tenant {tenant}");
+        Ok(Identity {
+            name,
+            roles: Roles::OPERATOR,
+            tenant: Some(tenant),
+            shared: Vec::new(),
+            in_place: false,
+        })
+    }
+}
 
 pub(crate) struct Host {
     pub(crate) store: Arc<DramStore>,
@@ -49,7 +79,7 @@ pub(crate) struct Host {
     pub(crate) clock: Clock,
     /// What tells this process from others.
     pub(crate) boot: u64,
-    _server: Server,
+    server: Server,
     /// If the product's own thread chooses.
     eviction: Option<Eviction>,
 }
@@ -84,6 +114,33 @@ impl Host {
     /// Whether a tier of its own has a block.
     pub(crate) fn has(&self, key: BlockKey) -> bool {
         self.tiering.residency_own(&[key]).is_ok_and(|found| found[0].bits() != 0)
+    }
+
+    /// What it holds more of than its settings allow; `machine` is where it runs, with so many peers.
+    pub(crate) fn beyond_limits(&self, machine: usize, peers: usize) -> Option<String> {
+        let (tiers, traffic) = (self.tiering.stats(), traffic());
+        let queued = |of: fn(&LevelStats) -> u64| tiers.levels.iter().map(of).max().unwrap_or_default();
+        let clients = self.server.metrics().connections;
+        let all = [
+            ("connections of clients", clients, ServerConfig::default().connections_max.into()),
+            ("blocks on their way down", queued(|level| level.offload.queued), traffic.queue_blocks.into()),
+            (
+                "bytes on their way down",
+                queued(|level| level.offload.queued_bytes),
+                traffic.queue_bytes.min(POOL / 4),
+            ),
+            ("bytes being loaded", tiers.loading_bytes, traffic.load_bytes),
+            ("threads", world::threads(machine) as u64, THREADS + THREADS_OF_PEER * peers as u64 + clients),
+        ];
+        let (what, count, limit) = all.into_iter().find(|(_, count, limit)| count > limit)?;
+        Some(format!("{count} {what}, and may have {limit}"))
+    }
+
+    /// Whether anything is under way for clients, or between its tiers.
+    pub(crate) fn is_busy(&self) -> bool {
+        let tiers = self.tiering.stats();
+        let queued = tiers.levels.iter().any(|level| level.offload.queued > 0);
+        queued || tiers.loading_bytes > 0 || self.server.metrics().connections > 0
     }
 
     /// What its tiers hold: free bytes of the pool, and blocks on the disk.
@@ -140,14 +197,12 @@ impl Host {
             below.push(Arc::new(disk.open().context("the disk")?));
         }
         below.push(cluster.tier());
-        // Whatever leaves the pool goes down: a block that went nowhere would be missing, as one that was lost is.
-        let traffic = TieringConfig { min_uses: 0, ..TieringConfig::default() };
-        let tiering = Tiering::start(Arc::clone(&store), below, Box::new(AdmitAll), traffic, clock);
+        let tiering = Tiering::start(Arc::clone(&store), below, Box::new(AdmitAll), traffic(), clock);
         let tiering = Arc::new(tiering.context("the tiers")?);
         cluster.run(&tiering).context("the cluster's threads")?;
         let node = Arc::new(Node::new(Arc::clone(&tiering), Some(Arc::clone(&cluster)), clock));
         let listen = Listen { tcp: Some(Self::data_port(machine)), ..Listen::default() };
-        let gate = Arc::new(OwnUser { token: Some(TOKEN.into()) });
+        let gate = Arc::new(Tenants);
         let config = ServerConfig { stall_timeout: STALL, ..ServerConfig::default() };
         let boot = node.boot();
         let server = Server::start(node, &listen, gate, config).context("the server")?;
@@ -155,8 +210,13 @@ impl Host {
             Some(disk) => disk.evict(&tiering, clock).context("the evictor")?,
             None => None,
         };
-        Ok(Self { store, tiering, cluster, clock, boot, _server: server, eviction })
+        Ok(Self { store, tiering, cluster, clock, boot, server, eviction })
     }
+}
+
+/// Whatever leaves the pool goes down: a block that went nowhere would be missing, as one that was lost is.
+fn traffic() -> TieringConfig {
+    TieringConfig { min_uses: 0, ..TieringConfig::default() }
 }
 
 fn address(n: usize, port: u16) -> SocketAddr {

@@ -99,8 +99,19 @@ impl Counts {
     }
 }
 
+/// Names of blocks that each client has.
+pub(crate) const NAMES: u32 = 40;
+/// Those for whom clients act, in turns.
+pub(crate) const TENANTS: [u16; 2] = [1, 2];
+
+/// Whose block it is.
+pub(crate) fn tenant(n: u32) -> u16 {
+    TENANTS[(n / NAMES) as usize % TENANTS.len()]
+}
+
+/// The key under which hosts have a block.
 pub(crate) fn key(n: u32) -> BlockKey {
-    BlockKey::from_engine_hash("simulation", &n.to_le_bytes())
+    BlockKey::from_engine_hash("simulation", &n.to_le_bytes()).of_tenant(tenant(n))
 }
 
 /// The only right content of a block.

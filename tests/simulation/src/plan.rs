@@ -10,9 +10,11 @@ use clap::ValueEnum;
 use kvasir_os::time::Duration;
 use kvasir_os::world::{self, CLIENTS_FROM, Chance, Failing, TWINS_FROM};
 
+use crate::model::NAMES;
+
 /// Clients of each host, and calls of each.
 const CLIENTS: u32 = 2;
-const CALLS: u32 = 40;
+const CALLS: u32 = NAMES;
 
 /// By then a host that hears nothing of another takes it for lost.
 const LOST: Duration = Duration::from_secs(1);
@@ -450,7 +452,7 @@ impl Planner {
                 of,
             };
             self.next_client += 1;
-            self.blocks += of;
+            self.blocks += NAMES;
             self.clients.push((client.machine, host));
             self.add(What::Client(client));
         }

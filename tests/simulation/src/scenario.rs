@@ -128,6 +128,7 @@ impl Scenario {
             // At any turn of the threads, not only when they all wait.
             world::let_others(turns);
             self.check_holders();
+            self.check_limits();
             self.act(act);
         }
         thread::sleep(Duration::from_millis(Chance::new(self.seed).below(2000)));
@@ -329,6 +330,14 @@ impl Scenario {
         });
     }
 
+    fn check_limits(&self) {
+        for host in self.asked() {
+            if let Some(beyond) = self.hosts[host].beyond_limits(host, self.hosts.len() - 1) {
+                violated(&format!("host-{host} has {beyond}"));
+            }
+        }
+    }
+
     fn check_holders_of(&self, n: u32, host: usize, peers: &[usize]) {
         let holders = self.hosts[host].cluster.holders(key(n));
         for &peer in peers.iter().filter(|&&peer| peer != host && holders.contains(&Host::name(peer))) {
@@ -410,6 +419,8 @@ impl Scenario {
         self.until("all space is free again", |world| {
             world.hosts.iter().all(|host| host.filled() == world.empty)
         });
+        self.until("nothing is under way any more", |world| !world.hosts.iter().any(|host| host.is_busy()));
+        self.check_limits();
     }
 
     fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {

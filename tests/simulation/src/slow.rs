@@ -8,7 +8,6 @@ use kvasir_os::time::Duration;
 use kvasir_os::world::{self, Chance};
 use kvasir_protocol::wire::{Request, VERSIONS};
 
-use crate::host::TOKEN;
 use crate::model::key;
 
 /// Blocks that it asks for: more bytes than the network and the sockets take in.
@@ -19,7 +18,7 @@ const READS: u64 = 12;
 const PAUSE_MS: u64 = 900;
 
 /// Asks a host for these blocks, again and again, takes the answer slowly, and goes away in the middle of it.
-pub(crate) fn read_slowly(at: SocketAddr, blocks: &[u32], chance: &mut Chance) {
+pub(crate) fn read_slowly(at: SocketAddr, token: String, blocks: &[u32], chance: &mut Chance) {
     let Ok(mut stream) = TcpStream::connect_timeout(&at, CONNECT) else { return };
     let hello = Request::Hello {
         versions: VERSIONS,
@@ -27,7 +26,7 @@ pub(crate) fn read_slowly(at: SocketAddr, blocks: &[u32], chance: &mut Chance) {
         wants_ring: false,
         tenant: 0,
         namespace: String::new(),
-        token: TOKEN.into(),
+        token,
     };
     let keys =
         blocks.iter().cycle().take(if blocks.is_empty() { 0 } else { BLOCKS }).map(|&n| key(n)).collect();

@@ -62,6 +62,8 @@ bugs! {
     KeepsPlacesOfTheGone,
     /// A put that is cut short is made visible as far as it came.
     KeepsPutsCutShort,
+    /// A caller that acts for one tenant reaches the blocks of the one whose number it writes into a key.
+    TakesTenantsAtTheirWord,
     /// A client waits for an answer beyond its deadline.
     WaitsBeyondDeadline,
     /// The first group of a segment, with which its epoch goes, is not made durable before others follow.

@@ -146,6 +146,15 @@ pub fn stood_still() -> Duration {
     Duration::from_nanos(machine.map_or(0, |machine| world.stood(machine)))
 }
 
+/// How many threads a machine's process has.
+pub fn threads(machine: usize) -> usize {
+    let world = schedule::world();
+    let runs = |task: &&schedule::Task| {
+        task.host == Some(machine) && !matches!(task.state, schedule::State::Ended | schedule::State::Crashed)
+    };
+    world.tasks.iter().filter(runs).count()
+}
+
 /// Does `look` without any turn of another thread in between, so that what it finds is so at one moment; again, if it had to
 /// wait for somebody.
 pub fn at_once<T>(mut look: impl FnMut() -> T) -> T {
