@@ -12,7 +12,9 @@ use std::sync::Arc;
 
 use super::checkpoint::Summary;
 use super::engine::{End, Engine, Ticket, Work, sync, sync_folder};
-use super::format::{self, Block, ENTRIES_MAX, Entry, GroupHead, Kind, PAGE, Place, Tombstone};
+use super::format::{
+    self, Block, ENTRIES_MAX, Entry, FIRST_ENTRIES_MAX, GroupHead, Kind, PAGE, Place, Tombstone,
+};
 use super::index::Found;
 use super::io::{Op, OpKind, Piece};
 use super::segments::State;
@@ -30,6 +32,8 @@ const GROUP_PAGES: u32 = (1 << 20) / PAGE as u32;
 const DOUBTFUL_MAX: usize = 1 << 16;
 
 type Removed = Result<bool, TierError>;
+/// A copy that may be on the disk: its block, and the life and the place that it would be in.
+pub(super) type Doubt = (BlockKey, u64, Place);
 
 /// One record on its way into the log.
 pub(super) enum Append {
@@ -156,16 +160,14 @@ impl Engine {
         if let Some(waiters) = self.writing.get_mut(&key) {
             return waiters.push(Waiter::Remove(ticket));
         }
-        let sequence = self.sequence();
-        let tombstone = match self.shared.index.get(key) {
-            Some(found) => self.tombstone(key, found.place, sequence),
-            None => {
-                match self.doubtful.remove(&key).filter(|doubtful| self.shared.segments().holds(doubtful)) {
-                    Some(doubtful) => Tombstone { sequence, ..doubtful },
-                    None => return ticket.done(Ok(false)),
-                }
-            }
-        };
+        let mut copies = self.take_doubts(key);
+        if let Some(found) = self.shared.index.get(key) {
+            copies.push(self.tombstone(key, found.place, 0));
+        }
+        let Some(last) = copies.pop() else { return ticket.done(Ok(false)) };
+        // Its sequence kills the others as well, but only as long as the last one is on the disk.
+        copies.into_iter().for_each(|copy| self.owe(copy));
+        let tombstone = Tombstone { sequence: self.sequence(), ..last };
         self.writing.insert(key, Vec::new());
         self.tombstones.push_back(Append::Tombstone { tombstone, purpose: Purpose::Remove(ticket) });
     }
@@ -240,7 +242,8 @@ impl Engine {
     /// What the next group holds, with the page of each.
     fn gather(&mut self, kind: Kind, start: u32, room: u32) -> Vec<(Append, Entry)> {
         let (mut appended, mut end) = (Vec::new(), 1);
-        while appended.len() < ENTRIES_MAX {
+        let entries_max = if start == 0 { FIRST_ENTRIES_MAX } else { ENTRIES_MAX };
+        while appended.len() < entries_max {
             let queue = if kind == Kind::Hot { &mut self.puts } else { &mut self.moves };
             let queue = if self.tombstones.is_empty() { queue } else { &mut self.tombstones };
             let Some(pages) = queue.front().map(Append::pages) else { break };
@@ -477,9 +480,7 @@ impl Engine {
                 match entry {
                     Entry::Block(block) if outcome.is_ok() => {
                         self.enter(block, segment);
-                        if let Some(earlier) = self.doubtful.remove(&key) {
-                            self.owe(Tombstone { sequence: 0, ..earlier });
-                        }
+                        self.take_doubts(key).into_iter().for_each(|earlier| self.owe(earlier));
                         lives = true;
                     }
                     _ => uncount(&self.shared.counters.claimed_pages, pages.into()),
@@ -558,13 +559,14 @@ impl Engine {
     fn finish_tombstone(&mut self, tombstone: &Tombstone, purpose: Purpose, failed: Option<&str>) {
         match purpose {
             Purpose::Remove(ticket) => {
-                // On a broken disk it may come back after a restart, but nobody gets it until then.
-                let goes = failed.is_none() || self.shared.broken().is_some();
+                // A removal that failed may be on the disk or not. So the block may be there after a restart or not, and nobody
+                // gets it until then, or relies on it.
+                let goes = failed.is_none() || !planted::is(Bug::ServesOnIfRemovalFails);
                 let found = if goes { self.shared.index.remove(tombstone.key, None) } else { None };
                 if let Some(found) = &found {
                     self.dead(found);
                 }
-                if failed.is_some() && !self.shared.index.contains(tombstone.key) {
+                if failed.is_some() && goes {
                     self.doubt(*tombstone);
                 }
                 ticket.done(match failed {
@@ -585,13 +587,24 @@ impl Engine {
         }
         if self.doubtful.len() >= DOUBTFUL_MAX {
             let segments = self.shared.segments();
-            self.doubtful.retain(|_, copy| segments.holds(copy));
+            self.doubtful.retain(|&doubt| segments.holds(&in_doubt(doubt)));
         }
         if self.doubtful.len() < DOUBTFUL_MAX {
-            self.doubtful.insert(copy.key, copy);
+            self.doubtful.insert((copy.key, copy.target_epoch, copy.target));
         } else {
             self.shared.breaks(&format!("more than {DOUBTFUL_MAX} writes failed"));
         }
+    }
+
+    /// What removes the copies of a block that are in doubt, and may still be on the disk. They are in doubt no more.
+    fn take_doubts(&mut self, key: BlockKey) -> Vec<Tombstone> {
+        let first = (key, 0, Place { segment: 0, page: 0 });
+        let all: Vec<_> = self.doubtful.range(first..).take_while(|doubt| doubt.0 == key).copied().collect();
+        for doubt in &all {
+            self.doubtful.remove(doubt);
+        }
+        let segments = self.shared.segments();
+        all.into_iter().map(in_doubt).filter(|doubt| segments.holds(doubt)).collect()
     }
 
     /// Ends the puts that wait for space.
@@ -601,6 +614,19 @@ impl Engine {
                 let error = error(&put);
                 self.give_up(put, ticket, error);
             }
+        }
+    }
+
+    /// Ends the removals that wait for space, unless they need not wait any more.
+    pub(super) fn refuse_waiting_tombstones(&mut self) {
+        let segments = self.shared.segments();
+        let has_room = self.heads.iter().flatten().any(|head| head.page < segments.pages);
+        if has_room || segments.free_for(Kind::Cold).is_some() {
+            return;
+        }
+        drop(segments);
+        for append in std::mem::take(&mut self.tombstones) {
+            self.fail(append, "no space is left to note it");
         }
     }
 
@@ -631,6 +657,10 @@ impl Engine {
         let entry = append.entry(0);
         self.finish_append(append, &entry, 0, Some(reason));
     }
+}
+
+fn in_doubt((key, target_epoch, target): Doubt) -> Tombstone {
+    Tombstone { key, sequence: 0, target, target_epoch }
 }
 
 fn slot(kind: Kind) -> usize {

@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hashbrown::HashMap;
 
-use super::append::{Append, Group, Head, Moving, Waiter};
+use super::append::{Append, Doubt, Group, Head, Moving, Waiter};
 use super::checkpoint::Summary;
 use super::fetch::Run;
 use super::format::{Kind, Place, Tombstone};
@@ -64,9 +64,9 @@ pub(super) struct Engine {
     pub(super) tombstones: VecDeque<Append>,
     /// Keys with a record on its way to the disk, and the waiters for its end.
     pub(super) writing: HashMap<BlockKey, Vec<Waiter>>,
-    /// Copies that may be on the disk although nobody can get them, because their write or their removal failed, each with
-    /// what would remove it: a removal must not be answered as if there were nothing.
-    pub(super) doubtful: HashMap<BlockKey, Tombstone>,
+    /// Copies that may be on the disk although nobody can get them, because their write or their removal failed: a removal must not
+    /// be answered as if there were nothing.
+    pub(super) doubtful: BTreeSet<Doubt>,
     pub(super) groups: BTreeMap<u64, Group>,
     pub(super) next_group: u64,
     pub(super) next_sequence: u64,
@@ -176,7 +176,7 @@ impl Engine {
             moves: VecDeque::new(),
             tombstones: VecDeque::new(),
             writing: HashMap::new(),
-            doubtful: HashMap::new(),
+            doubtful: BTreeSet::new(),
             groups: BTreeMap::new(),
             next_group: 0,
             next_sequence,
@@ -262,6 +262,7 @@ impl Engine {
                         key: put.meta.key,
                         size: put.meta.size.into(),
                     });
+                    self.refuse_waiting_tombstones();
                 }
             }
             Command::Close => {

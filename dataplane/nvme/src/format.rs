@@ -22,6 +22,9 @@ use kvasir_protocol::block::{BlockKey, BlockMeta, Checksum};
 pub const PAGE: usize = 4096;
 /// Blocks and tombstones that one header page names.
 pub const ENTRIES_MAX: usize = (PAGE - HEAD) / ENTRY;
+/// The most entries of a segment's first group. They share the smallest sector of a disk with their head, so a power cut leaves that or
+/// what was there before: were it torn, nothing would tell an earlier life of the segment from the present one.
+pub const FIRST_ENTRIES_MAX: usize = (512 - HEAD) / ENTRY;
 /// The most pages of a segment: a page within one is 16 bits on the disk and in the index.
 pub const SEGMENT_PAGES_MAX: u64 = 1 << 16;
 /// Bytes of one entry, in a header page and in a checkpoint.
@@ -304,6 +307,22 @@ mod tests {
         let sum = u64::from_le_bytes(*page[56..].first_chunk().unwrap());
         assert_eq!(sum, kvasir_protocol::block::checksum(&[&page[..56], &page[64..64 + 3 * 64]].concat()));
         assert!(page[64 + 3 * 64..].iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn a_first_group_is_within_one_sector() {
+        let entries = vec![entries()[0]; FIRST_ENTRIES_MAX + 1];
+        let mut page = vec![0; PAGE];
+        let mut ends = |count: usize| {
+            encode_group(
+                &GroupHead { segment: 1, epoch: 2, page: 0, pages: 1, kind: Kind::Hot },
+                &entries[..count],
+                42,
+                &mut page,
+            );
+            page.iter().rposition(|&byte| byte != 0).unwrap()
+        };
+        assert!(ends(FIRST_ENTRIES_MAX) < 512 && ends(FIRST_ENTRIES_MAX + 1) >= 512);
     }
 
     #[test]

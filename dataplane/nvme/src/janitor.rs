@@ -237,14 +237,19 @@ impl Janitor {
     /// What was written to a segment. Returns `None` if not all of it can be read now: a removal may be noted nowhere else.
     pub(super) fn entries(&self, number: u32, file: &File, pages: u32, epoch: u64) -> Option<Vec<Entry>> {
         let saved = self.checkpoint.as_ref().and_then(|checkpoint| checkpoint.load(number, pages));
-        if let Some(saved) = saved.filter(|saved| saved.epoch == epoch && saved.sealed) {
-            return Some(saved.entries);
+        let saved = saved.filter(|saved| saved.epoch == epoch);
+        let is_whole = saved.as_ref().is_some_and(|saved| saved.sealed);
+        // Recovery went by what is saved. A removal whose write had failed is not among it, and may be on the disk all the same;
+        // since then its block may have been promised again.
+        let (mut entries, from) = saved.map_or((Vec::new(), 0), |saved| (saved.entries, saved.end));
+        if !is_whole {
+            let scan =
+                Scan { segment: number, pages, store: self.shared.disk.store, from, epoch, verify: false };
+            let scanned = scan.run(file);
+            count(&self.shared.counters.io_errors, scanned.unreadable);
+            entries.extend((scanned.unreadable == 0).then_some(scanned.entries)?);
         }
-        let scan =
-            Scan { segment: number, pages, store: self.shared.disk.store, from: 0, epoch, verify: false };
-        let scanned = scan.run(file);
-        count(&self.shared.counters.io_errors, scanned.unreadable);
-        (scanned.unreadable == 0).then_some(scanned.entries)
+        Some(entries)
     }
 
     /// What the index knows to be in the segment, though the segment's own headers do not say so: they are damaged.

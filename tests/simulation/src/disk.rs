@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use kvasir_memory::buffer::Buffer;
 use kvasir_nvme::{NvmeConfig, NvmeStore, SyncMode};
 use kvasir_os::thread;
-use kvasir_os::time::Duration;
+use kvasir_os::time::{Duration, Instant};
 use kvasir_os::world::{self, Chance, Failing};
 use kvasir_protocol::block::{BlockMeta, checksum};
-use kvasir_store::store::{BlockStore, Get, Put, Stored, TierError};
+use kvasir_store::store::{BlockStore, Get, Put, PutDone, Stored, TierError};
 
 use crate::model::{Counts, content, key};
 use crate::violated;
@@ -104,7 +104,7 @@ pub(crate) fn run(seed: u64, dir: PathBuf) -> Counts {
             }
         }
     }
-    drop(world.start(&mut chance, 0).join());
+    drop(world.start_on_a_good_disk().join());
     world.model().counts.clone()
 }
 
@@ -148,6 +148,29 @@ impl World {
             world::disks_fail(Failing { syncs: world.failing.syncs, ..Failing::default() });
             drop(store);
             world::note("closes the store");
+        };
+        let process = world::on_host(HOST, || thread::Builder::new().name("process".into()).spawn(process));
+        process.unwrap_or_else(|error| violated(&format!("no thread: {error}")))
+    }
+
+    /// The last process, with which nothing goes wrong any more: all is as promised, all can be removed, and then there is room again.
+    fn start_on_a_good_disk(self: &Arc<Self>) -> thread::JoinHandle<()> {
+        let world = Arc::clone(self);
+        let process = move || {
+            world::disks_fail(Failing::default());
+            let store = world.open();
+            world.look_at_all(&store);
+            let until = Instant::now() + Duration::from_secs(60);
+            while store.remove((0..BLOCKS).map(key).collect()).wait().iter().any(Result::is_err) {
+                if Instant::now() > until {
+                    violated("not every block can be removed, though the disk is good");
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+            let done = store.put(vec![put(0)]).wait();
+            if !matches!(done.as_slice(), [PutDone { outcome: Ok(Stored::Stored), .. }]) {
+                violated("an empty tier takes no block, though the disk is good");
+            }
         };
         let process = world::on_host(HOST, || thread::Builder::new().name("process".into()).spawn(process));
         process.unwrap_or_else(|error| violated(&format!("no thread: {error}")))
@@ -259,6 +282,12 @@ impl World {
     }
 }
 
+fn put(n: u32) -> Put {
+    let bytes = content(n);
+    let meta = BlockMeta::single(key(n), bytes.len() as u32);
+    Put { meta, checksum: checksum(&bytes), buffer: Buffer::copy_of(&bytes).into() }
+}
+
 struct Client {
     number: u32,
     world: Arc<World>,
@@ -296,21 +325,15 @@ impl Client {
     fn put(&mut self) {
         let own = self.own();
         let before: Vec<State> = own.iter().map(|&n| self.world.model().begin(n)).collect();
-        let put = |&n: &u32| {
-            let bytes = content(n);
-            let meta = BlockMeta::single(key(n), bytes.len() as u32);
-            Put { meta, checksum: checksum(&bytes), buffer: Buffer::copy_of(&bytes).into() }
-        };
-        let done = self.store.put(own.iter().map(put).collect()).wait();
+        let done = self.store.put(own.iter().map(|&n| put(n)).collect()).wait();
         for ((n, before), done) in own.into_iter().zip(before).zip(done) {
             world::note(&format!("puts block {n}: {:?}", done.outcome));
             let durable = self.world.config.sync == SyncMode::Batch;
             let state = match (done.outcome, before) {
                 (Ok(_), State::Stored { durable: true }) => before,
-                // It is as it was: a removal that failed may have been written all the same.
                 (Ok(Stored::AlreadyStored), _) => {
                     self.world.check(n, before, true, false);
-                    before
+                    if before == State::Unknown { State::Stored { durable: false } } else { before }
                 }
                 (Ok(_), _) => {
                     self.world.model().counts.puts += 1;

@@ -122,6 +122,8 @@ fn replay(trial: Trial, trace: bool) -> ! {
     world::stay_on_core(trial.seed as usize);
     world::begin(trial.turns.unwrap_or(trial.seed), over);
     let folder = trial::folder(std::process::id());
+    // One with this number that was ended may have left something.
+    let _ = std::fs::remove_dir_all(&folder);
     let counts = if trial.disk {
         disk::run(trial.seed, folder)
     } else {

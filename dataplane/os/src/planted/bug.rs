@@ -86,4 +86,6 @@ bugs! {
     TrustsFreeUnsynced,
     /// The epoch of a segment whose file a power cut has taken is given again, though the checkpoint knows it.
     GivesEpochAgain,
+    /// A block whose removal failed is served on, though what removes it may be on the disk.
+    ServesOnIfRemovalFails,
 }
