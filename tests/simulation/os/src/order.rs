@@ -7,7 +7,6 @@
 //! Locks that are made at the same place of the code are one kind. Of one kind a thread may hold several, in an order that this does
 //! not look at. A lock that is only tried is not waited for.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::panic::Location;
@@ -35,22 +34,18 @@ struct Step {
 /// Under each kind those that were taken.
 type Orders = BTreeMap<Place, BTreeMap<Place, Step>>;
 
-thread_local! {
-    static HELD: RefCell<Vec<Held>> = const { RefCell::new(Vec::new()) };
-}
-
+/// What each thread of the world has.
+static HELD: Mutex<Vec<Vec<Held>>> = Mutex::new(Vec::new());
 static ORDERS: Mutex<Orders> = Mutex::new(Orders::new());
 
 /// The calling thread is about to wait for a lock.
 pub(crate) fn wants(kind: Place, at: Place) {
-    if schedule::me().is_none() {
-        return;
-    }
-    let circle = HELD.with_borrow(|held| {
+    let circle = held(|held| {
         let under = held.iter().filter(|held| held.kind != kind);
         let mut circles = under.filter_map(|held| note(held, kind, at));
         circles.next()
     });
+    let circle = circle.flatten();
     if let Some(circle) = circle {
         schedule::world().end(&circle);
     }
@@ -58,16 +53,26 @@ pub(crate) fn wants(kind: Place, at: Place) {
 
 /// The calling thread has a lock.
 pub(crate) fn has(lock: usize, kind: Place, taken: Place) {
-    HELD.with_borrow_mut(|held| held.push(Held { lock, kind, taken }));
+    held(|held| held.push(Held { lock, kind, taken }));
 }
 
 /// The calling thread has let go of a lock.
 pub(crate) fn lets_go(lock: usize) {
-    HELD.with_borrow_mut(|held| {
+    held(|held| {
         if let Some(at) = held.iter().rposition(|held| held.lock == lock) {
             held.remove(at);
         }
     });
+}
+
+/// What the calling thread has; nothing is known of one outside of the world.
+fn held<T>(look: impl FnOnce(&mut Vec<Held>) -> T) -> Option<T> {
+    let me = schedule::me()?;
+    let mut all = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+    if all.len() <= me {
+        all.resize_with(me + 1, Vec::new);
+    }
+    Some(look(&mut all[me]))
 }
 
 /// Notes that `kind` is taken under what is held. Returns what is said of the circle that this closes.

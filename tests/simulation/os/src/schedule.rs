@@ -1,14 +1,14 @@
 //! Who runs: one thread at a time, chosen by the seed, and time that jumps when all wait.
 
-use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::thread::futex;
 
 use crate::disk::Disks;
+use crate::fiber::{self, Work};
 use crate::net::{Network, Watch};
 use crate::random::Rng;
 
@@ -22,9 +22,11 @@ static WORLD: Mutex<Option<World>> = Mutex::new(None);
 /// Locks still to be taken until another thread may be preferred.
 static UNTIL_PREEMPTED: AtomicU32 = AtomicU32::new(u32::MAX);
 
-thread_local! {
-    static ME: Cell<Option<usize>> = const { Cell::new(None) };
-}
+/// The thread whose turn it is, as [`World::current`]; before there is a world, none.
+static CURRENT: AtomicUsize = AtomicUsize::new(NOBODY);
+const NOBODY: usize = usize::MAX;
+/// Tells the driver's thread that it goes on, after one of the system had its turn.
+static DRIVER: Turn = Turn(AtomicU32::new(0));
 
 /// What a thread waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,30 +49,38 @@ pub(crate) enum State {
     Ended,
 }
 
+/// What a thread of the world runs on.
+pub(crate) enum Runs {
+    /// The thread on which the world has begun. It lets all others run.
+    Driver,
+    /// A stack of its own; until it has begun, with what it does.
+    Fiber(Option<Work>),
+    /// A thread of the system, as it borrows from the stack of another.
+    Thread(Arc<Turn>),
+}
+
 pub(crate) struct Task {
     name: String,
     pub(crate) host: Option<usize>,
     pub(crate) state: State,
-    turn: Arc<Turn>,
+    runs: Runs,
     notified: bool,
 }
 
-/// Tells a thread that it has its turn: a futex that is not marked as private, though no other process uses it. Those that are
-/// private share some ten buckets of the kernel in a process on two cores, and it looks through all that wait in one, however many
-/// thousands of threads these are; the others have all buckets of the machine.
+/// Tells a thread of the system that it has its turn.
 #[derive(Default)]
 pub(crate) struct Turn(AtomicU32);
 
 impl Turn {
-    fn give(&self) {
+    pub(crate) fn give(&self) {
         self.0.store(1, Ordering::Release);
-        let _ = futex::wake(&self.0, futex::Flags::empty(), 1);
+        let _ = futex::wake(&self.0, futex::Flags::PRIVATE, 1);
     }
 
-    fn wait(&self) {
+    pub(crate) fn wait(&self) {
         while self.0.swap(0, Ordering::Acquire) == 0 {
             // It may be given in between, or wake for nothing.
-            let _ = futex::wait(&self.0, futex::Flags::empty(), 0, None);
+            let _ = futex::wait(&self.0, futex::Flags::PRIVATE, 0, None);
         }
     }
 }
@@ -128,7 +138,7 @@ pub(crate) fn begin(seed: u64) {
     let mut rng = Rng(seed);
     // Some seeds switch threads at almost every lock, some hardly ever.
     let preempt_every = 2 << rng.below(8);
-    let main = task("driver".into(), None);
+    let main = task("driver".into(), None, Runs::Driver);
     *WORLD.lock().unwrap_or_else(PoisonError::into_inner) = Some(World {
         tasks: vec![main],
         current: 0,
@@ -150,17 +160,18 @@ pub(crate) fn begin(seed: u64) {
         clocks_set: BTreeMap::new(),
         rng,
     });
-    ME.set(Some(0));
+    CURRENT.store(0, Ordering::Relaxed);
     UNTIL_PREEMPTED.store(preempt_every as u32, Ordering::Relaxed);
 }
 
-fn task(name: String, host: Option<usize>) -> Task {
-    Task { name, host, state: State::Ready, turn: Arc::default(), notified: false }
+fn task(name: String, host: Option<usize>, runs: Runs) -> Task {
+    Task { name, host, state: State::Ready, runs, notified: false }
 }
 
 /// The calling thread's number; `None` outside of a world.
 pub(crate) fn me() -> Option<usize> {
-    ME.get()
+    let current = CURRENT.load(Ordering::Relaxed);
+    (current != NOBODY).then_some(current)
 }
 
 pub(crate) fn now() -> u64 {
@@ -200,34 +211,27 @@ pub(crate) fn key(of: &AtomicU64) -> u64 {
     of.load(Ordering::Relaxed)
 }
 
-/// Starts a thread of the same host, which waits for its turn.
-pub(crate) fn adopt(name: String) -> (usize, Arc<Turn>) {
-    let mut new = task(name, None);
+/// Adds a thread of the same host, which waits for its turn.
+pub(crate) fn adopt(name: String, runs: Runs) -> usize {
     let mut world = world();
-    new.host = me().and_then(|me| world.tasks[me].host);
-    let turn = Arc::clone(&new.turn);
-    world.tasks.push(new);
+    let host = me().and_then(|me| world.tasks[me].host);
+    world.tasks.push(task(name, host, runs));
     let id = world.tasks.len() - 1;
     world.make_ready(id);
-    (id, turn)
-}
-
-/// What a new thread does first.
-pub(crate) fn enter(id: usize, turn: Arc<Turn>) {
-    turn.wait();
-    ME.set(Some(id));
+    id
 }
 
 /// What a thread does last.
 pub(crate) fn leave() {
     let Some(me) = me() else { return };
-    ME.set(None);
     let mut world = world();
     world.tasks[me].state = State::Ended;
     world.wake_all(&On::End(me));
-    let next = world.next_turn();
-    drop(world);
-    next.give();
+    world.next_turn();
+    if matches!(world.tasks[me].runs, Runs::Thread(_)) {
+        drop(world);
+        DRIVER.give();
+    }
 }
 
 /// Waits until somebody wakes it; false if the time was over first. Nothing is missed between the caller's last look at
@@ -278,22 +282,57 @@ pub(crate) fn yield_now() {
 }
 
 fn switch(me: usize, mut world: Guard) {
-    let next = world.next_turn();
+    world.next_turn();
     if world.current == me {
         return;
     }
-    let turn = Arc::clone(&world.tasks[me].turn);
-    // Whoever is woken finds the world free.
-    drop(world);
-    next.give();
-    turn.wait();
+    // Whoever is next finds the world free.
+    match &world.tasks[me].runs {
+        Runs::Driver => {
+            drop(world);
+            drive();
+        }
+        Runs::Fiber(_) => {
+            drop(world);
+            fiber::pause();
+        }
+        Runs::Thread(turn) => {
+            let turn = Arc::clone(turn);
+            drop(world);
+            DRIVER.give();
+            turn.wait();
+        }
+    }
+}
+
+/// Lets others have their turns until the driver has the next.
+fn drive() {
+    loop {
+        let mut world = world();
+        let next = world.current;
+        match &mut world.tasks[next].runs {
+            Runs::Driver => return,
+            Runs::Fiber(first) => {
+                let first = first.take();
+                drop(world);
+                fiber::resume(next, first);
+            }
+            Runs::Thread(turn) => {
+                let turn = Arc::clone(turn);
+                drop(world);
+                turn.give();
+                DRIVER.wait();
+            }
+        }
+    }
 }
 
 impl World {
     /// Chooses the next thread.
-    fn next_turn(&mut self) -> Arc<Turn> {
+    fn next_turn(&mut self) {
         let next = self.next();
         self.current = next;
+        CURRENT.store(next, Ordering::Relaxed);
         self.steps += 1;
         let mixed =
             (self.fingerprint ^ next as u64 ^ now().rotate_left(17)).wrapping_mul(0x0000_0100_0000_01b3);
@@ -301,9 +340,7 @@ impl World {
         if self.steps > STEPS_MAX {
             self.end(&format!("no end after {STEPS_MAX} steps"));
         }
-        let task = &mut self.tasks[next];
-        task.state = State::Ready;
-        Arc::clone(&task.turn)
+        self.tasks[next].state = State::Ready;
     }
 
     fn next(&mut self) -> usize {

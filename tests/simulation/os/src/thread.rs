@@ -2,11 +2,10 @@
 
 use std::io;
 use std::num::NonZero;
-use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::schedule::{self, On, State};
+use crate::schedule::{self, On, Runs, State, Turn};
 
 /// One, so that nobody polls: a thread that spins gains nothing where only one runs.
 pub fn available_parallelism() -> io::Result<NonZero<usize>> {
@@ -41,17 +40,14 @@ impl Builder {
     ) -> io::Result<JoinHandle<T>> {
         let result = Arc::new(Mutex::new(None));
         let kept = Arc::clone(&result);
-        let (tell, told) = mpsc::channel();
         let run = move || {
-            let Ok((id, turn)) = told.recv() else { return };
-            schedule::enter(id, turn);
-            *kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(work());
+            let done = work();
+            *kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(done);
+            drop(kept);
             schedule::leave();
         };
-        let name = self.name.unwrap_or_else(|| "unnamed".into());
-        std::thread::Builder::new().name(name.clone()).spawn(run)?;
-        let (id, turn) = schedule::adopt(name);
-        let _ = tell.send((id, turn));
+        let id =
+            schedule::adopt(self.name.unwrap_or_else(|| "unnamed".into()), Runs::Fiber(Some(Box::new(run))));
         schedule::maybe_yield();
         Ok(JoinHandle { id, result })
     }
@@ -107,16 +103,14 @@ impl<'scope> Scope<'scope, '_> {
         &self,
         work: impl FnOnce() -> T + Send + 'scope,
     ) -> ScopedJoinHandle<'scope, T> {
-        let (tell, told) = mpsc::channel();
+        let turn = Arc::<Turn>::default();
+        let id = schedule::adopt("scoped".into(), Runs::Thread(Arc::clone(&turn)));
         let handle = self.scope.spawn(move || {
-            let (id, turn) = told.recv().expect("it is told at once");
-            schedule::enter(id, turn);
+            turn.wait();
             let done = work();
             schedule::leave();
             done
         });
-        let (id, turn) = schedule::adopt("scoped".into());
-        let _ = tell.send((id, turn));
         self.started.lock().unwrap_or_else(PoisonError::into_inner).push(id);
         ScopedJoinHandle { id, handle }
     }
