@@ -72,7 +72,7 @@ pub(crate) struct Task {
 pub(crate) struct Turn(AtomicU32);
 
 impl Turn {
-    pub(crate) fn give(&self) {
+    fn give(&self) {
         self.0.store(1, Ordering::Release);
         let _ = futex::wake(&self.0, futex::Flags::PRIVATE, 1);
     }
