@@ -9,7 +9,6 @@ use std::io;
 use std::str::FromStr;
 
 use kvasir_os::net::TcpStream;
-use kvasir_os::planted::{self, Bug};
 use kvasir_protocol::block::BlockKey;
 use kvasir_protocol::stream::Stream;
 use kvasir_protocol::wire::Op;
@@ -105,7 +104,6 @@ impl Identity {
     /// name any tenant, and one that names a namespace it shares, is taken at its word.
     pub fn key(&self, key: BlockKey) -> BlockKey {
         match self.tenant {
-            Some(_) if key.tenant() != 0 && planted::is(Bug::TakesTenantsAtTheirWord) => key,
             Some(own) if !self.shared.contains(&key.tenant()) => key.of_tenant(own),
             _ => key,
         }

@@ -92,8 +92,8 @@ fn planted_bugs_are_found() {
             _ if bug.is_of_disk() => &["--disk"],
             _ => &[],
         };
-        // It takes a kill and a power cut, each at the right moment.
-        let seeds = if *bug == Bug::TrustsFreeUnsynced { "0..2000" } else { "0..1000" };
+        // It takes two power cuts, each at the right moment.
+        let seeds = if *bug == Bug::GivesEpochAgain { "0..3000" } else { "0..1000" };
         let bug = bug.name();
         let output = simulate(&[&["--seeds", seeds, "--first", "--plant", &bug], world].concat());
         println!("{bug}: {}", said(&output));
