@@ -32,8 +32,6 @@ const GROUP_PAGES: u32 = (1 << 20) / PAGE as u32;
 const DOUBTFUL_MAX: usize = 1 << 16;
 
 type Removed = Result<bool, TierError>;
-/// A copy that may be on the disk: its block, and the life and the place that it would be in.
-pub(super) type Doubt = (BlockKey, u64, Place);
 
 /// One record on its way into the log.
 pub(super) enum Append {
@@ -587,10 +585,10 @@ impl Engine {
         }
         if self.doubtful.len() >= DOUBTFUL_MAX {
             let segments = self.shared.segments();
-            self.doubtful.retain(|&doubt| segments.holds(&in_doubt(doubt)));
+            self.doubtful.retain(|doubt| segments.holds(doubt));
         }
         if self.doubtful.len() < DOUBTFUL_MAX {
-            self.doubtful.insert((copy.key, copy.target_epoch, copy.target));
+            self.doubtful.insert(Tombstone { sequence: 0, ..copy });
         } else {
             self.shared.breaks(&format!("more than {DOUBTFUL_MAX} writes failed"));
         }
@@ -598,13 +596,18 @@ impl Engine {
 
     /// What removes the copies of a block that are in doubt, and may still be on the disk. They are in doubt no more.
     fn take_doubts(&mut self, key: BlockKey) -> Vec<Tombstone> {
-        let first = (key, 0, Place { segment: 0, page: 0 });
-        let all: Vec<_> = self.doubtful.range(first..).take_while(|doubt| doubt.0 == key).copied().collect();
-        for doubt in &all {
-            self.doubtful.remove(doubt);
+        let first = Tombstone { key, sequence: 0, target: Place { segment: 0, page: 0 }, target_epoch: 0 };
+        let of_key = self.doubtful.range(first..).take_while(|doubt| doubt.key == key);
+        let mut doubts: Vec<_> = of_key.copied().collect();
+        // Almost always there is none, and a put needs no lock for it.
+        if !doubts.is_empty() {
+            for doubt in &doubts {
+                self.doubtful.remove(doubt);
+            }
+            let segments = self.shared.segments();
+            doubts.retain(|doubt| segments.holds(doubt));
         }
-        let segments = self.shared.segments();
-        all.into_iter().map(in_doubt).filter(|doubt| segments.holds(doubt)).collect()
+        doubts
     }
 
     /// Ends the puts that wait for space.
@@ -657,10 +660,6 @@ impl Engine {
         let entry = append.entry(0);
         self.finish_append(append, &entry, 0, Some(reason));
     }
-}
-
-fn in_doubt((key, target_epoch, target): Doubt) -> Tombstone {
-    Tombstone { key, sequence: 0, target, target_epoch }
 }
 
 fn slot(kind: Kind) -> usize {

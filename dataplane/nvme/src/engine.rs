@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hashbrown::HashMap;
 
-use super::append::{Append, Doubt, Group, Head, Moving, Waiter};
+use super::append::{Append, Group, Head, Moving, Waiter};
 use super::checkpoint::Summary;
 use super::fetch::Run;
 use super::format::{Kind, Place, Tombstone};
@@ -64,9 +64,9 @@ pub(super) struct Engine {
     pub(super) tombstones: VecDeque<Append>,
     /// Keys with a record on its way to the disk, and the waiters for its end.
     pub(super) writing: HashMap<BlockKey, Vec<Waiter>>,
-    /// Copies that may be on the disk although nobody can get them, because their write or their removal failed: a removal must not
-    /// be answered as if there were nothing.
-    pub(super) doubtful: BTreeSet<Doubt>,
+    /// Copies that may be on the disk although nobody can get them, because their write or their removal failed, each as
+    /// what would remove it, without a sequence: a removal must not be answered as if there were nothing.
+    pub(super) doubtful: BTreeSet<Tombstone>,
     pub(super) groups: BTreeMap<u64, Group>,
     pub(super) next_group: u64,
     pub(super) next_sequence: u64,

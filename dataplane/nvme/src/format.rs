@@ -90,7 +90,7 @@ pub struct Block {
 }
 
 /// Says that a block was removed: the copy at `target`, and any other with a smaller sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tombstone {
     pub key: BlockKey,
     pub sequence: u64,

@@ -85,8 +85,13 @@ fn flip(dir: &Path, place: Place) {
 /// The books are what the index says, and no more is in use than there is. The janitor may begin to empty another segment
 /// at any time, so they are looked at until they agree.
 fn audit(store: &NvmeStore) {
+    until(|| books(store));
+}
+
+/// Tries again until it is so; what never becomes so ends with why.
+fn until(mut is_so: impl FnMut() -> Result<(), String>) {
     let deadline = Instant::now() + Duration::from_secs(60);
-    while let Err(why) = books(store) {
+    while let Err(why) = is_so() {
         assert!(Instant::now() < deadline, "{why}");
         std::thread::yield_now();
     }
@@ -306,11 +311,8 @@ fn a_removal_for_which_there_is_no_space_is_refused_and_its_block_is_not_served(
     let refused = stored.into_iter().find(|&n| remove(n).is_err()).expect("a removal that is refused");
     assert_eq!(get(&store, &[refused]), [false]);
     fails.store(false, Ordering::Relaxed);
-    let until = Instant::now() + Duration::from_secs(60);
-    while remove(refused).is_err() || put(&store, &[refused]) != [Ok(Stored::Stored)] {
-        assert!(Instant::now() < until, "there is space again, and none is made");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until(|| remove(refused).map(drop).map_err(|error| error.to_string()));
+    until(|| put(&store, &[refused]).remove(0).map(drop).map_err(|error| error.to_string()));
     audit(&store);
 }
 
