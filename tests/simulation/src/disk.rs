@@ -140,8 +140,7 @@ impl World {
             let work = |(number, seed): (usize, u64)| {
                 let (world, store) = (Arc::clone(&world), Arc::clone(&store));
                 let client = Client { number: number as u32, world, store, chance: Chance::new(seed) };
-                let client = thread::Builder::new().name("client".into()).spawn(move || client.work(calls));
-                client.unwrap_or_else(|error| violated(&format!("no thread: {error}")))
+                spawn("client", move || client.work(calls))
             };
             let clients: Vec<_> = seeds.into_iter().enumerate().map(work).collect();
             clients.into_iter().chain(breaks).for_each(|thread| drop(thread.join()));
@@ -149,8 +148,7 @@ impl World {
             drop(store);
             world::note("closes the store");
         };
-        let process = world::on_host(HOST, || thread::Builder::new().name("process".into()).spawn(process));
-        process.unwrap_or_else(|error| violated(&format!("no thread: {error}")))
+        world::on_host(HOST, || spawn("process", process))
     }
 
     /// The last process, with which nothing goes wrong any more: all is as promised, all can be removed, and then there is room again.
@@ -172,8 +170,7 @@ impl World {
                 violated("an empty tier takes no block, though the disk is good");
             }
         };
-        let process = world::on_host(HOST, || thread::Builder::new().name("process".into()).spawn(process));
-        process.unwrap_or_else(|error| violated(&format!("no thread: {error}")))
+        world::on_host(HOST, || spawn("process", process))
     }
 
     /// In one of three processes no write succeeds for a while. The first of each segment takes it out of use, until none is left.
@@ -193,8 +190,7 @@ impl World {
             world::note("writes succeed again");
             world::disks_fail(failing);
         };
-        let started = thread::Builder::new().name("breaks".into()).spawn(work);
-        Some(started.unwrap_or_else(|error| violated(&format!("no thread: {error}"))))
+        Some(spawn("breaks", work))
     }
 
     /// If a sync fails it does not open. An operator then looks at the disk.
@@ -280,6 +276,11 @@ impl World {
             violated(&format!("block {n} was {what}, and is missing"));
         }
     }
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> thread::JoinHandle<()> {
+    let started = thread::Builder::new().name(name.into()).spawn(work);
+    started.unwrap_or_else(|error| violated(&format!("no thread: {error}")))
 }
 
 fn put(n: u32) -> Put {

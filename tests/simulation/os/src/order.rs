@@ -45,8 +45,7 @@ pub(crate) fn wants(kind: Place, at: Place) {
         let mut circles = under.filter_map(|held| note(held, kind, at));
         circles.next()
     });
-    let circle = circle.flatten();
-    if let Some(circle) = circle {
+    if let Some(circle) = circle.flatten() {
         schedule::world().end(&circle);
     }
 }
