@@ -177,11 +177,21 @@ struct State {
     status: Status,
     welcome: Welcome,
     seen: Option<Instant>,
-    /// After it was lost: when its copies begin to count as missing.
-    missed_from: Option<Instant>,
+    claims: Claims,
     lost: u64,
     /// The connection that listens, to end it from outside.
     handle: Option<Arc<Socket>>,
+}
+
+/// What counts of what a peer said that it holds.
+#[derive(Clone, Copy, Debug)]
+enum Claims {
+    /// Nothing: it has not said it yet, or is missed.
+    None,
+    /// All of it.
+    All,
+    /// All of it until then, though the peer was lost.
+    Until(Instant),
 }
 
 impl Link {
@@ -198,7 +208,7 @@ impl Link {
             status: Status::default(),
             welcome: Welcome::default(),
             seen: None,
-            missed_from: None,
+            claims: Claims::None,
             lost: 0,
             handle: None,
         };
@@ -520,7 +530,7 @@ impl Shared {
         if !all_is_heard || state.state == LinkState::Up {
             return false;
         }
-        (state.state, state.reason, state.missed_from) = (LinkState::Up, None, None);
+        (state.state, state.reason) = (LinkState::Up, None);
         self.up.fetch_or(1 << link.place, Ordering::SeqCst);
         drop(state);
         self.tell(Event::Up { peer: link.config.name.clone() });
@@ -549,8 +559,12 @@ impl Shared {
         }
         {
             let mut table = self.table();
-            if reset && !planted::is(Bug::BelievesAnEarlierRun) {
-                table.lose(link.place);
+            if reset {
+                // From here on, though it may take long until it counts as up: what was removed is taken from the tiers first.
+                link.state().claims = Claims::All;
+                if !planted::is(Bug::BelievesAnEarlierRun) {
+                    table.lose(link.place);
+                }
             }
             for &fact in plausible() {
                 match table.hear(link.place, fact) {
@@ -591,8 +605,8 @@ impl Shared {
                 state.state = new;
             }
             state.lost += u64::from(before.0 == LinkState::Up);
-            if before.0 == LinkState::Up {
-                state.missed_from = Some(Instant::now() + self.config.repair_after);
+            if matches!(state.claims, Claims::All) {
+                state.claims = Claims::Until(Instant::now() + self.config.repair_after);
             }
             self.up.fetch_and(!(1 << link.place), Ordering::SeqCst);
             before
@@ -620,13 +634,12 @@ impl Shared {
     /// Forgets what peers held that were lost a while ago. Until then it counts, though nobody reads it: most come back, and
     /// copies made again for a blip would only be dropped again.
     pub(super) fn miss_the_lost(&self) {
+        let mut table = self.table();
         for link in &self.links {
-            let due = {
-                let mut state = link.state();
-                state.missed_from.take_if(|from| *from <= Instant::now()).is_some()
-            };
-            if due {
-                self.table().lose(link.place);
+            let mut state = link.state();
+            if matches!(state.claims, Claims::Until(end) if end <= Instant::now()) {
+                state.claims = Claims::None;
+                table.lose(link.place);
                 self.todo.look_at_all();
             }
         }
@@ -649,6 +662,7 @@ mod tests {
 
     use super::*;
     use crate::rails::Kind;
+    use crate::table::{Generation, Holding, NodeId};
 
     /// It takes the connection, and says nothing.
     #[test]
@@ -672,6 +686,25 @@ mod tests {
         };
         // On a machine that is very slow it may have given up by then.
         assert!((0..4).any(nobody_else_waits), "others wait until it has given up");
+    }
+
+    /// Between the two it carries out removals, on disks that may be slow.
+    #[test]
+    fn what_a_peer_says_counts_before_it_is_up_and_is_missed_if_it_is_lost_then() {
+        let host = crate::tests::host_alone_that_misses_nothing();
+        let (shared, key) = (&host.cluster.shared, BlockKey(1));
+        let link = &shared.links[0];
+        let holding =
+            Holding { size: 1, checksum: 1, target: 2, primary: NodeId(0), generation: Generation(1) };
+        link.state().claims = Claims::Until(Instant::now());
+        shared.hear(link, true, &[Fact::Holds(key, holding)]);
+        shared.miss_the_lost();
+        assert!(shared.table().holders(key).has(link.place), "it is back");
+        shared.lost(link, &ChannelError::WrongReply { address: String::new() });
+        assert!(matches!(link.state().claims, Claims::Until(_)));
+        link.state().claims = Claims::Until(Instant::now());
+        shared.miss_the_lost();
+        assert!(shared.table().is_empty());
     }
 
     #[test]

@@ -189,6 +189,10 @@ pub(super) fn host_alone() -> Host {
     Host::start(0, &ports(2), |_| {})
 }
 
+pub(super) fn host_alone_that_misses_nothing() -> Host {
+    Host::start(0, &ports(2), |config| config.repair_after = Duration::from_secs(3600))
+}
+
 fn start_all(count: usize) -> (Vec<Host>, Vec<SocketAddr>) {
     let ports = ports(count);
     let hosts: Vec<Host> = (0..count).map(|n| Host::start(n, &ports, |_| {})).collect();
