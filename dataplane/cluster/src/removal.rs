@@ -21,7 +21,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub(super) use self::kept::Kept;
-use self::past::Past;
+use self::past::{Moment, Past};
 use super::counts::add;
 use super::link::{Link, ask_at_once};
 use super::message::{Reply, Request};
@@ -171,10 +171,14 @@ impl Shared {
 
     /// Remembers which time it is, by which what is put now is later or earlier than removals that are told late.
     pub(super) fn note_time(&self) {
-        self.removals.past.note(self.clock.now_ms(), self.copies.generations.now());
+        self.removals.past.note(Moment {
+            ms: self.clock.now_ms(),
+            wall_us: now_us(),
+            generation: self.copies.generations.now(),
+        });
     }
 
-    /// Has removals that are told late keep what was put here since. For blocks with copies the table knows it; for the
+    /// Has removals that are told late keep what was put here since. Of blocks with copies the table has said it; of the
     /// others the clock told it, as long as they are in the pool.
     pub(super) fn spare_later_puts(&self, told: &mut [(BlockKey, Generation, Removal)]) {
         self.note_time();
@@ -184,7 +188,8 @@ impl Shared {
             let stats = self.store.stat(&keys).unwrap_or_default();
             for ((_, at, removal), stat) in told.iter_mut().zip(stats) {
                 // A block that was brought up was put earlier than that, and nobody knows when.
-                if stat.is_some_and(|stat| !stat.was_brought && put_at(&stat) > *at) {
+                let put_since = |stat: BlockStat| !stat.was_brought && put_at(&stat) > *at;
+                if *removal == Removal::DropEarlier && stat.is_some_and(put_since) {
                     *removal = Removal::Keep;
                 }
             }
@@ -210,7 +215,7 @@ impl Shared {
             return HashSet::new();
         }
         self.copies.changed();
-        let drop = new.iter().filter(|(_, _, removal)| *removal == Removal::Drop);
+        let drop = new.iter().filter(|(_, _, removal)| *removal != Removal::Keep);
         let dropped = self.drop_here(&drop.map(|(key, ..)| *key).collect::<Vec<_>>());
         self.keep_finished(new);
         dropped
@@ -224,9 +229,11 @@ impl Shared {
             let removed = tiering.remove_here(keys, self.clock.now_ms()).unwrap_or_default();
             let which = |is: Remove| keys.iter().zip(&removed).filter(move |(_, removed)| **removed == is);
             dropped.extend(which(Remove::Removed).map(|(key, _)| *key));
-            let mut unfinished = self.removals.unfinished.lock();
-            let room = UNFINISHED_MAX.saturating_sub(unfinished.len());
-            unfinished.extend(which(Remove::Unfinished).map(|(key, _)| *key).take(room));
+            if !planted::is(Bug::ForgetsUnfinishedRemovals) {
+                let mut unfinished = self.removals.unfinished.lock();
+                let room = UNFINISHED_MAX.saturating_sub(unfinished.len());
+                unfinished.extend(which(Remove::Unfinished).map(|(key, _)| *key).take(room));
+            }
         }
         add(&self.counts.removed, dropped.len() as u64);
         dropped
@@ -242,16 +249,18 @@ impl Shared {
             }
             some
         };
-        if keys.is_empty() || planted::is(Bug::LeavesUnfinishedRemovals) {
+        if keys.is_empty() {
             return;
         }
         let _alone = self.one_removal();
         let mut again: Vec<_> = {
             let table = self.table();
-            keys.into_iter().filter_map(|key| Some((key, table.removed_at(key)?, Removal::Drop))).collect()
+            keys.into_iter()
+                .filter_map(|key| Some((key, table.removed_at(key)?, Removal::DropEarlier)))
+                .collect()
         };
         self.spare_later_puts(&mut again);
-        let drop = again.iter().filter(|(_, _, removal)| *removal == Removal::Drop);
+        let drop = again.iter().filter(|(_, _, removal)| *removal != Removal::Keep);
         self.drop_here(&drop.map(|(key, ..)| *key).collect::<Vec<_>>());
         self.keep_finished(&again);
     }

@@ -115,8 +115,10 @@ pub enum Heard {
 /// What a removal that is new here means for this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
-    /// The block must go from all tiers.
+    /// What this host has, as its own claim says, was put before: it must go from all tiers.
     Drop,
+    /// This host claims no copy. What its tiers have all the same must go, unless it was put since.
+    DropEarlier,
     /// It was put again since: what is here stays.
     Keep,
 }
@@ -335,9 +337,10 @@ impl Table {
         self.versions.remove(&key);
         let block = self.blocks.remove(&key);
         self.changed(key, block, None);
-        if block.is_some_and(|block| block.holders.has(0)) {
-            self.log().push(Fact::Gone(key, Gone::Lost));
+        if block.is_none_or(|block| !block.holders.has(0)) {
+            return Some(Removal::DropEarlier);
         }
+        self.log().push(Fact::Gone(key, Gone::Lost));
         Some(Removal::Drop)
     }
 

@@ -67,6 +67,7 @@ impl Client {
     fn make(&mut self, call: Call, host: &Reconnecting, n: u32) {
         match call {
             Call::Put => self.put(host, n),
+            Call::PutToo => self.put_too(host),
             Call::Read => self.read(host),
             Call::Hold => self.hold(host),
             Call::ReadSlowly => read_slowly(self.at, token(self.tenant()), &self.known(), &mut self.chance),
@@ -142,6 +143,31 @@ impl Client {
         }
     }
 
+    /// Puts what another client has put, as two do that compute the same. It asks for no copies.
+    fn put_too(&mut self, host: &Reconnecting) {
+        let Some(n) = self.any(true) else { return };
+        let Some((connection, run)) = self.connect(host) else { return };
+        {
+            let mut model = self.model();
+            let promise = model.promise(n);
+            if promise.removing {
+                return;
+            }
+            promise.put_too.insert(run.host);
+            promise.putting += 1;
+        }
+        let bytes = content(n);
+        let meta = BlockMeta::single(key(n), bytes.len() as u32);
+        let Some(put) = self.call(&connection, "a put", |host| host.put(&meta, &bytes)) else { return };
+        world::note(&format!("puts block {n} too: {put:?}"));
+        let mut model = self.model();
+        model.counts.fault("blocks put twice");
+        let clocks_differ = model.clocks_differ;
+        let promise = model.promise(n);
+        promise.putting -= 1;
+        promise.out_of_order |= clocks_differ;
+    }
+
     fn read(&mut self, host: &Reconnecting) {
         if self.chance.below(TRESPASSES) == 0 {
             return self.trespass(host);
@@ -207,18 +233,23 @@ impl Client {
     }
 
     fn remove(&mut self, host: &Reconnecting) {
-        let Some(n) = self.any(true) else { return };
+        let Some(n) = self.any_put_twice().or_else(|| self.any(true)) else { return };
         let Some((connection, run)) = self.connect(host) else { return };
-        if std::mem::replace(&mut self.model().promise(n).removing, true) {
-            return;
+        {
+            let mut model = self.model();
+            let promise = model.promise(n);
+            if promise.putting > 0 || std::mem::replace(&mut promise.removing, true) {
+                return;
+            }
         }
         let removed = self.call(&connection, "a removal", |host| host.remove(&[key(n)]));
         world::note(&format!("removes block {n}: {removed:?}"));
         // That it was not there promises nothing: somebody else may be putting it.
         if removed.is_some_and(|all| all == [true]) {
             let mut model = self.model();
-            model.promise(n).removed = Some(run);
             model.counts.removals += 1;
+            let promise = model.promise(n);
+            promise.removed = (!promise.out_of_order).then_some(run);
         }
     }
 
@@ -231,6 +262,17 @@ impl Client {
         let model = self.model();
         let known = model.promises.iter().filter(|(_, promise)| promise.acknowledged.is_some());
         known.map(|(n, _)| *n).filter(|&n| (tenant(n) == self.tenant()) == own).collect()
+    }
+
+    /// Every other time one of those that were put twice, if there are any.
+    fn any_put_twice(&mut self) -> Option<u32> {
+        let known = self.known();
+        let twice: Vec<u32> = {
+            let mut model = self.model();
+            known.into_iter().filter(|&n| model.promise(n).is_put_twice()).collect()
+        };
+        let at = self.chance.below(2 * twice.len().max(1) as u64) as usize;
+        twice.get(at).copied()
     }
 
     /// One of the blocks that were acknowledged, of its own tenant or of another, of the last ones more often.

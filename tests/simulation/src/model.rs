@@ -1,12 +1,14 @@
 //! What was promised, and whether it is kept.
 //!
-//! Each block is put once, under a name of its own, by one client; so a name has one right content. The model is told of each
-//! call before it is made and after it was answered, and forgets nothing.
+//! Each block has a name of its own and one right content. One client puts it and asks for copies; later others put it too, at
+//! other hosts, and ask for none. The model is told of each call before it is made and after it was answered, and forgets nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use kvasir_cluster::ClusterStats;
+use kvasir_os::time::Duration;
+use kvasir_os::world;
 use kvasir_protocol::block::BlockKey;
 
 use crate::violated;
@@ -21,10 +23,23 @@ pub(crate) struct Promise {
     pub(crate) acknowledged: Option<Run>,
     /// No host had it when one crashed: nobody promises it any more.
     pub(crate) is_lost: bool,
+    /// Hosts where it was put too, for nobody else, which they do not tell of.
+    pub(crate) put_too: BTreeSet<usize>,
+    /// Such puts that were not answered. They may yet be served, so it is not removed any more.
+    pub(crate) putting: u32,
+    /// By then clocks of hosts differed. Of hosts that did not hear each other nobody can tell what came later, a put or a removal.
+    pub(crate) out_of_order: bool,
     /// Somebody has begun to remove it.
     pub(crate) removing: bool,
     /// The run of the host that answered that it is removed.
     pub(crate) removed: Option<Run>,
+}
+
+impl Promise {
+    /// And nobody has begun to remove it.
+    pub(crate) fn is_put_twice(&self) -> bool {
+        !self.put_too.is_empty() && !self.removing
+    }
 }
 
 /// A process: the host, and how often it had been started before.
@@ -45,6 +60,8 @@ pub(crate) struct Model {
     pub(crate) forgotten: Vec<Run>,
     /// Disks have failed. What one does not take is dropped from the pool as any victim is, so that no block is promised any more.
     pub(crate) disks_failed: bool,
+    /// The clock on the wall of some host was ahead.
+    pub(crate) clocks_differ: bool,
     pub(crate) counts: Counts,
 }
 
@@ -126,6 +143,11 @@ pub(crate) fn content(n: u32) -> Vec<u8> {
 }
 
 impl Model {
+    /// A host runs on this machine, or its clock was set.
+    pub(crate) fn goes_by_clock_of(&mut self, machine: usize) {
+        self.clocks_differ |= world::clock_ahead(machine) > Duration::ZERO;
+    }
+
     pub(crate) fn promise(&mut self, n: u32) -> &mut Promise {
         self.promises.entry(n).or_default()
     }

@@ -129,6 +129,8 @@ pub(crate) struct ClientPlan {
 pub(crate) enum Call {
     /// Of the block that has its number.
     Put,
+    /// Of one that another has put.
+    PutToo,
     Read,
     Hold,
     ReadSlowly,
@@ -141,7 +143,8 @@ impl ClientPlan {
         let mut chance = Chance::new(self.seed.wrapping_add(number.into()));
         let call = match chance.below(40) {
             0..16 => Call::Put,
-            16..34 => Call::Read,
+            16..19 => Call::PutToo,
+            19..34 => Call::Read,
             34..36 => Call::Hold,
             36 => Call::ReadSlowly,
             _ => Call::Remove,
@@ -152,6 +155,7 @@ impl ClientPlan {
     fn says(&self, number: u32) -> String {
         match self.call(number).0 {
             Call::Put => format!("puts block {}", self.first_block + number),
+            Call::PutToo => "puts one that is known".into(),
             Call::Read => "reads one".into(),
             Call::Hold => "holds some".into(),
             Call::ReadSlowly => "reads many slowly".into(),
@@ -216,6 +220,7 @@ impl Plan {
         };
         (0..hosts).for_each(|host| planner.send_clients(host));
         (0..planner.size.rounds).for_each(|_| planner.round());
+        planner.set_clock_of_one_alone(Chance::new(seed ^ 0x0061_7061_7274));
         if disks {
             planner.fail_disks(Chance::new(seed ^ 0x6469_736b));
             planner.leave_alone(Chance::new(seed ^ 0x616c_6f6e));
@@ -413,18 +418,37 @@ impl Planner {
         if chance.below(2) == 0 {
             return;
         }
+        let alone = self.cut_off(&mut chance);
+        self.send_clients(alone);
+        self.wait_up_to(3000);
+        let how = if chance.below(2) == 0 { How::PowerCut } else { How::Killed };
+        self.add(What::Crash { host: alone, how, away: Duration::from_millis(chance.below(1000)) });
+    }
+
+    /// In a third of all runs: clients of another put and remove what a host that is alone does not hear of. When it is not alone any
+    /// more its clock is set, as that of a machine is that hears again what time it is.
+    fn set_clock_of_one_alone(&mut self, mut chance: Chance) {
+        if chance.below(3) > 0 {
+            return;
+        }
+        let alone = self.cut_off(&mut chance);
+        self.send_clients((alone + 1) % self.plan.hosts);
+        self.wait_up_to(3000);
+        let ahead = Duration::from_secs(chance.below(world::CLOCKS_DIFFER_S));
+        self.add(What::SetClock { machine: alone, ahead });
+        self.add(What::Mend);
+    }
+
+    /// Cuts a host off from all others, until it takes them for lost, which a removal does not wait for.
+    fn cut_off(&mut self, chance: &mut Chance) -> usize {
         let alone = chance.below(self.plan.hosts as u64) as usize;
         for other in (0..self.plan.hosts).filter(|&host| host != alone) {
             self.add(What::Cut { from: alone, to: other });
             self.add(What::Cut { from: other, to: alone });
         }
-        // Until it takes the others for lost, which a removal does not wait for.
         self.now += LOST;
         self.wait_up_to(1000);
-        self.send_clients(alone);
-        self.wait_up_to(3000);
-        let how = if chance.below(2) == 0 { How::PowerCut } else { How::Killed };
-        self.add(What::Crash { host: alone, how, away: Duration::from_millis(chance.below(1000)) });
+        alone
     }
 
     /// In a third of all runs: back or on, within what hosts put up with.

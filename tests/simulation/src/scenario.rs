@@ -97,13 +97,14 @@ impl Scenario {
     }
 
     /// Whether a host has a block, and knows that others count on it. One that was started again finds blocks on its disk of
-    /// which it may not have heard again yet.
+    /// which it may not have heard again yet, and one where a block was put too need not have heard of the others.
     fn keeps(&self, host: usize, n: u32) -> bool {
         let others = self.asked().filter(|&other| other != host);
         let is_known = || !self.hosts[host].cluster.holders(key(n)).is_empty();
         let mut others = others.filter(|&other| self.believes(other, host, n));
         let is_first = self.disks.is_none() || self.runs[host].number == 0;
-        holds(&self.hosts[host], n) && (is_first || is_known() || others.next().is_some())
+        let is_told = is_first && !self.model().promise(n).put_too.contains(&host);
+        holds(&self.hosts[host], n) && (is_told || is_known() || others.next().is_some())
     }
 
     /// The faulty part.
@@ -184,6 +185,7 @@ impl Scenario {
             }
             What::Twin { host, machine, .. } => {
                 world::note(&format!("{} joins as host-{host}", world::name(machine)));
+                self.model().goes_by_clock_of(machine);
                 self.twins.insert(machine, start(host, machine, self.hosts.len(), None));
                 self.doubled.insert(host);
                 "a twin"
@@ -194,6 +196,7 @@ impl Scenario {
             }
             What::SetClock { machine, ahead } => {
                 world::set_clock(machine, ahead);
+                self.model().goes_by_clock_of(machine);
                 "a clock set"
             }
             What::Pause { machine, lasts } => {
@@ -243,7 +246,9 @@ impl Scenario {
 
     /// A process has begun.
     fn enter(&self, host: usize) {
-        self.model().runs.insert(self.hosts[host].boot, self.runs[host]);
+        let mut model = self.model();
+        model.runs.insert(self.hosts[host].boot, self.runs[host]);
+        model.goes_by_clock_of(host);
     }
 
     /// Ends the process of a host, and everything in its memory with it; of its disk, what its power or its own end takes.

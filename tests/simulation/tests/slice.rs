@@ -87,8 +87,6 @@ fn a_seed_that_fails_is_shrunk() {
 fn planted_bugs_are_found() {
     for bug in Bug::ALL {
         let world: &[&str] = match bug {
-            // With all faults one seed in several hundred finds it.
-            Bug::TrustsTheClockOfNow => &["--faults", "network,clocks"],
             _ if bug.is_of_disk() => &["--disk"],
             _ => &[],
         };

@@ -78,7 +78,7 @@ impl World {
         };
         for fact in facts {
             let heard = self.0[host].table.hear(Self::place(host, other), fact);
-            if heard == Heard::Removal(Removal::Drop) {
+            if matches!(heard, Heard::Removal(Removal::Drop | Removal::DropEarlier)) {
                 truth.retain(|&(holder, block), _| holder != host || key(block) != fact.key());
             }
         }
@@ -357,7 +357,7 @@ fn a_removal_counts_for_what_was_put_before_it() {
     let mut table = Table::new(names(), 100, 8);
     let put = |at: u64| Holding { generation: Generation(at), ..holding(1, 2, 0) };
     table.holds(1, key(1), put(5));
-    assert_eq!(table.hear(2, Fact::Removed(key(1), Generation(7))), Heard::Removal(Removal::Drop));
+    assert_eq!(table.hear(2, Fact::Removed(key(1), Generation(7))), Heard::Removal(Removal::DropEarlier));
     assert_eq!(table.hear(3, Fact::Removed(key(1), Generation(7))), Heard::Known, "told on by another");
     assert!(table.is_empty() && table.log().end() == 1);
     for place in [0, 1] {
@@ -368,4 +368,5 @@ fn a_removal_counts_for_what_was_put_before_it() {
     assert_eq!(table.remove(key(1), Generation(8)), Some(Removal::Keep));
     assert!(table.holders(key(1)).has(0) && table.removals() == (1, 0));
     assert_eq!(table.all().0, [Fact::Removed(key(1), Generation(8)), Fact::Holds(key(1), put(9))]);
+    assert_eq!(table.remove(key(1), Generation(10)), Some(Removal::Drop), "the put is known");
 }

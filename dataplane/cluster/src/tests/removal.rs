@@ -131,7 +131,22 @@ fn when_something_was_put_is_told_by_the_clock_of_then() {
     host.clock.move_to(host.clock.now_ms() + 3_600_000).unwrap();
     let mut told = [1, 2].map(|n| (key(n), at, shared.table().remove(key(n), at).unwrap()));
     shared.spare_later_puts(&mut told);
-    assert_eq!(told.map(|(.., removal)| removal), [Removal::Drop, Removal::Keep]);
+    assert_eq!(told.map(|(.., removal)| removal), [Removal::DropEarlier, Removal::Keep]);
+}
+
+/// By the clock a put and its removal may be in either order; a host that claims the block knows.
+#[test]
+fn what_is_known_of_a_put_counts_more_than_what_the_clock_said() {
+    let host = Host::start(0, &ports(2), |_| {});
+    let shared = &host.cluster.shared;
+    host.claim(1);
+    let at = shared.copies.generations.next();
+    wait_past_the_tick(&host);
+    host.put(1);
+    let mut told = [(key(1), at, shared.table().remove(key(1), at).unwrap())];
+    shared.spare_later_puts(&mut told);
+    assert_eq!(shared.carry_out(&told).len(), 1);
+    assert!(!host.is_resident(1));
 }
 
 /// The converse: what is stored again stays, whoever still speaks of the removal.

@@ -48,8 +48,8 @@ bugs! {
     TrustsTheClockOfNow,
     /// What was removed before a host was started again is not read from its disk.
     ForgetsRemovalsAtRestart,
-    /// A tier that could not remove a block is not asked again.
-    LeavesUnfinishedRemovals,
+    /// A removal that a tier could not do is taken for done.
+    ForgetsUnfinishedRemovals,
     /// What a peer removes is removed from the pool, and stays on the disk.
     LeavesRemovedOnDisk,
     /// A block that is removed on its way to the disk stays there when it has come.

@@ -188,8 +188,13 @@ pub(crate) const CLOCKS_DIFFER_S: u64 = 50 * 60;
 /// How far the clock of the calling thread's machine is ahead.
 pub(crate) fn clock_of_machine() -> Duration {
     let Some(me) = me() else { return Duration::ZERO };
+    let machine = world().tasks[me].host;
+    clock_of(machine)
+}
+
+/// How far the clock of a machine is ahead.
+pub(crate) fn clock_of(machine: Option<usize>) -> Duration {
     let world = world();
-    let machine = world.tasks[me].host;
     if let Some(ahead) = machine.and_then(|machine| world.clocks_set.get(&machine)) {
         return *ahead;
     }

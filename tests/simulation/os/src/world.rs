@@ -139,6 +139,11 @@ pub fn set_clock(machine: usize, ahead: Duration) {
     world.clocks_set.insert(machine, ahead);
 }
 
+/// How far the clock on the wall of a machine is ahead of one that was never wrong.
+pub fn clock_ahead(machine: usize) -> Duration {
+    schedule::clock_of(Some(machine))
+}
+
 /// How long the machine of the calling thread stood still so far.
 pub fn stood_still() -> Duration {
     let world = schedule::world();
