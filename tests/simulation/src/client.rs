@@ -132,6 +132,7 @@ impl Client {
         let Some((connection, run)) = self.connect(host) else { return };
         let bytes = content(n);
         let meta = BlockMeta::single(key(n), bytes.len() as u32);
+        self.model().promise(n);
         let Some(put) = self.call(&connection, "a put", |host| host.put(&meta, &bytes)) else { return };
         world::note(&format!("puts block {n}: {put:?}"));
         if put != Put::Stored {

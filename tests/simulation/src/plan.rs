@@ -246,15 +246,6 @@ impl Plan {
         self.events.retain(|event| event.what.fault().is_none_or(|fault| kinds.contains(&fault)));
         self
     }
-
-    /// How many names of blocks its clients have.
-    pub(crate) fn blocks(&self) -> u32 {
-        let ends = self.events.iter().filter_map(|event| match &event.what {
-            What::Client(client) => Some(client.first_block + client.of),
-            _ => None,
-        });
-        ends.max().unwrap_or(0)
-    }
 }
 
 /// Steps as they are written on the command line: `0-3,7`.

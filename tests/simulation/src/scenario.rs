@@ -35,7 +35,6 @@ pub(crate) struct Scenario {
     doubled: BTreeSet<usize>,
     model: Arc<Mutex<Model>>,
     clients: BTreeMap<usize, thread::JoinHandle<()>>,
-    named: u32,
     seed: u64,
     /// Where the hosts' disks are, if they have any.
     disks: Option<PathBuf>,
@@ -76,7 +75,6 @@ impl Scenario {
             doubled: BTreeSet::new(),
             model,
             clients: BTreeMap::new(),
-            named: plan.blocks(),
             seed,
             disks,
             failing: Failing::default(),
@@ -94,6 +92,11 @@ impl Scenario {
 
     fn model(&self) -> std::sync::MutexGuard<'_, Model> {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Blocks that a client has begun to put.
+    fn put(&self) -> Vec<u32> {
+        self.model().promises.keys().copied().collect()
     }
 
     /// Whether a host has a block, and knows that others count on it. One that was started again finds blocks on its disk of
@@ -404,8 +407,8 @@ impl Scenario {
 
     /// Also blocks of calls that were never answered, and those that nobody promises any more.
     fn read_all(&self, host: &Host, kept: &[u32], removed: &[u32]) {
-        let named: Vec<u32> = (0..self.named).collect();
-        let found: BTreeSet<u32> = named.chunks(READ).flat_map(|blocks| client::read(host, blocks)).collect();
+        let put = self.put();
+        let found: BTreeSet<u32> = put.chunks(READ).flat_map(|blocks| client::read(host, blocks)).collect();
         kept.iter().for_each(|&n| must(found.contains(&n), n, "was acknowledged, and is not found"));
         removed.iter().for_each(|&n| must(!found.contains(&n), n, "was removed, and is served"));
     }
@@ -414,7 +417,7 @@ impl Scenario {
     fn take_everything_out(&self) {
         // What clients had sent before they gave up is served, or is given up as well.
         thread::sleep(STALL * 2);
-        let all: Vec<_> = (0..self.named).map(key).collect();
+        let all: Vec<_> = self.put().into_iter().map(key).collect();
         let host = &self.hosts[0];
         let removed = host.tiering.remove(&all, host.clock.now_ms());
         world::note(&format!(
@@ -433,7 +436,7 @@ impl Scenario {
         while !is_so(self) {
             if Instant::now() > until {
                 let is_there = |n: &u32| self.hosts.iter().any(|host| holds(host, *n));
-                (0..self.named).filter(is_there).for_each(|n| self.say_who_has(n));
+                self.put().iter().filter(|n| is_there(n)).for_each(|n| self.say_who_has(*n));
                 violated(&format!("{SETTLED:?} passed without: {what}"));
             }
             thread::sleep(LOOK);
