@@ -130,10 +130,8 @@ impl Client {
 
     fn put(&mut self, host: &Reconnecting, n: u32) {
         let Some((connection, run)) = self.connect(host) else { return };
-        let bytes = content(n);
-        let meta = BlockMeta::single(key(n), bytes.len() as u32);
         self.model().promise(n);
-        let Some(put) = self.call(&connection, "a put", |host| host.put(&meta, &bytes)) else { return };
+        let Some(put) = self.store(&connection, n) else { return };
         world::note(&format!("puts block {n}: {put:?}"));
         if put != Put::Stored {
             violated(&format!("block {n} has never been put, and a put answers {put:?}"));
@@ -142,6 +140,12 @@ impl Client {
         if asked.is_some_and(|all| matches!(all[..], [Ok(())])) {
             self.model().acknowledge(n, run);
         }
+    }
+
+    fn store(&mut self, connection: &Connection, n: u32) -> Option<Put> {
+        let bytes = content(n);
+        let meta = BlockMeta::single(key(n), bytes.len() as u32);
+        self.call(connection, "a put", |host| host.put(&meta, &bytes))
     }
 
     /// Puts what another client has put, as two do that compute the same. It asks for no copies.
@@ -157,9 +161,7 @@ impl Client {
             promise.put_too.insert(run.host);
             promise.putting += 1;
         }
-        let bytes = content(n);
-        let meta = BlockMeta::single(key(n), bytes.len() as u32);
-        let Some(put) = self.call(&connection, "a put", |host| host.put(&meta, &bytes)) else { return };
+        let Some(put) = self.store(&connection, n) else { return };
         world::note(&format!("puts block {n} too: {put:?}"));
         let mut model = self.model();
         model.counts.fault("blocks put twice");

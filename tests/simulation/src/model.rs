@@ -36,7 +36,7 @@ pub(crate) struct Promise {
 }
 
 impl Promise {
-    /// And nobody has begun to remove it.
+    /// A second client has begun to put it, and nobody to remove it.
     pub(crate) fn is_put_twice(&self) -> bool {
         !self.put_too.is_empty() && !self.removing
     }

@@ -86,10 +86,7 @@ fn a_seed_that_fails_is_shrunk() {
 #[test]
 fn planted_bugs_are_found() {
     for bug in Bug::ALL {
-        let world: &[&str] = match bug {
-            _ if bug.is_of_disk() => &["--disk"],
-            _ => &[],
-        };
+        let world: &[&str] = if bug.is_of_disk() { &["--disk"] } else { &[] };
         // It takes two power cuts, each at the right moment.
         let seeds = if *bug == Bug::GivesEpochAgain { "0..3000" } else { "0..1000" };
         let bug = bug.name();
