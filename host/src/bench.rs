@@ -1,6 +1,7 @@
 //! What the `kvasir bench` commands share: rows, the report, and how things are timed.
 
 pub mod attached;
+mod beside_events;
 pub mod contest;
 pub mod conversation;
 mod engine;

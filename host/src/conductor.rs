@@ -2,9 +2,11 @@
 //! and the policies that decide.
 //!
 //! What is true stands in one [`state::State`] behind a lock that is held for microseconds and never
-//! while a policy runs; workers decide beside it, each with policy instances of its own ([`decide`]).
+//! while a policy runs, and who holds which blocks beside it, behind another ([`blocks`]); workers decide beside both, each with
+//! policy instances of its own ([`decide`]).
 //! Lock order: the queue of idle workers and the state are never held together.
 
+mod blocks;
 mod decide;
 mod deciders;
 mod load;
@@ -19,6 +21,7 @@ mod tick;
 
 pub use self::tick::run;
 
+use self::blocks::{Blocks, Found};
 use self::deciders::Deciders;
 use self::serves::Serves;
 use self::state::State;
@@ -35,6 +38,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Longest name of an instance, and of what else it names.
 const NAME_MAX: usize = 128;
+/// The most pieces that a sweep takes: some 20 ms.
+const SWEEPS: u32 = 4096;
 
 /// Why a message of an instance or router was refused.
 #[derive(Debug, thiserror::Error)]
@@ -195,6 +200,7 @@ pub enum Stage {
 /// See the module documentation.
 pub struct Conductor {
     state: Mutex<State>,
+    blocks: Arc<Blocks>,
     deciders: Deciders,
     decisions: Times,
     /// Requests that found the queue before the deciders full.
@@ -216,8 +222,10 @@ impl Conductor {
         run: u32,
         now_ms: u64,
     ) -> Self {
+        let state = State::new(config, policies.outcomes(), run, now_ms);
         Self {
-            state: Mutex::new(State::new(config, policies.outcomes(), run, now_ms)),
+            blocks: Arc::clone(&state.blocks),
+            state: Mutex::new(state),
             deciders: Deciders::new(config.workers, policies, &explain),
             decisions: Times::default(),
             turned_away: AtomicU64::new(0),
@@ -245,12 +253,14 @@ impl Conductor {
     /// # Errors
     /// The name, the roles or the costs cannot be used, or a table is full.
     pub fn register(&self, name: &str, given: Registration, now_ms: u64) -> Result<u64, Error> {
+        let _order = self.blocks.order();
         self.state.lock().register(name, given, now_ms)
     }
 
     /// # Errors
     /// The instance or its epoch is unknown.
     pub fn unregister(&self, name: &str, epoch: u64) -> Result<(), Error> {
+        let _order = self.blocks.order();
         self.state.lock().unregister(name, epoch)
     }
 
@@ -267,6 +277,7 @@ impl Conductor {
     /// # Errors
     /// The instance or its epoch is unknown.
     pub fn reset_blocks(&self, name: &str, epoch: u64) -> Result<(), Error> {
+        let _order = self.blocks.order();
         self.state.lock().reset_blocks(name, epoch)
     }
 
@@ -289,7 +300,10 @@ impl Conductor {
         parent: Option<u64>,
         blocks: &[u64],
     ) -> Result<(), Error> {
-        self.state.lock().stored(name, epoch, sequence, tier, parent, blocks)
+        let _order = self.blocks.order();
+        let holder = self.state.lock().next_message(name, epoch, sequence)?;
+        self.blocks.store(holder, tier, parent, blocks);
+        Ok(())
     }
 
     /// Blocks that left a tier of an instance, in which another one may still have them. `None` means all its tiers.
@@ -304,12 +318,19 @@ impl Conductor {
         tier: Option<Tier>,
         blocks: &[u64],
     ) -> Result<(), Error> {
-        self.state.lock().removed(name, epoch, sequence, tier, blocks)
+        let _order = self.blocks.order();
+        let holder = self.state.lock().next_message(name, epoch, sequence)?;
+        self.blocks.remove(holder, tier, blocks);
+        Ok(())
     }
 
     /// Leading blocks of `chain` at each instance that holds any, longest first.
     pub fn lookup(&self, chain: &[u64]) -> Vec<(String, u32)> {
-        self.state.lock().lookup(chain)
+        let mut found = Found::default();
+        self.blocks.look(chain, &mut found);
+        let state = self.state.lock();
+        state.bring_up_to_date(chain, &mut found);
+        state.by_name(&found)
     }
 
     /// # Errors
@@ -321,7 +342,13 @@ impl Conductor {
     /// Expires requests and silent instances, takes stock of the load for the admitters, and gives the
     /// state that the balancer sees.
     pub fn tick(&self, now_ms: u64) -> Snapshot {
+        let _order = self.blocks.order();
         self.state.lock().tick(now_ms)
+    }
+
+    /// Takes out of the index what forgotten instances held, a piece at a time: decisions come in between.
+    pub fn sweep(&self) {
+        let _ = (0..SWEEPS).any(|_| !self.blocks.sweep());
     }
 
     /// Lets idle workers take up new versions of their policies, so that old ones can go.
@@ -344,6 +371,6 @@ impl Conductor {
     }
 
     pub fn index_stats(&self) -> prefix_index::Stats {
-        self.state.lock().index_stats()
+        self.blocks.stats()
     }
 }

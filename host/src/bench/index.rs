@@ -1,9 +1,10 @@
 //! `kvasir bench index`: the prefix index as it stands in the daemon, single-threaded.
 
 use super::{Row, conversation, cpu_time, time_prepared};
-use crate::prefix_index::{Limits, PrefixIndex, Slot};
+use crate::prefix_index::{Limits, PrefixIndex, SWEEP, Slot};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::time::{Duration, Instant};
 
 /// Blocks in one store event, as engines send them.
 const EVENT: usize = 16;
@@ -49,6 +50,9 @@ pub fn rows(size: Size, seed: u64) -> Result<Vec<Row>, conversation::Error> {
     let (store, memory) = store(size.stored, seed);
     rows.push(Row::new("store/16-block", store, "blocks/cpu-s"));
     rows.push(Row::new("memory/entry", memory, "bytes"));
+    let [longest, all] = drop_instance(size.stored, seed);
+    rows.push(Row::new("drop/longest", longest.as_secs_f64() * 1e6, "us"));
+    rows.push(Row::new("drop/all", all.as_secs_f64() * 1e6, "us"));
     rows.extend(conversation::rows(size.requests)?);
     Ok(rows)
 }
@@ -98,6 +102,27 @@ fn store(blocks: usize, seed: u64) -> (f64, f64) {
     (stats.entries as f64 / spent.as_secs_f64(), stats.bytes as f64 / stats.entries as f64)
 }
 
+/// What it takes to forget one of four instances that hold all blocks: the longest call, for which others wait, and all
+/// calls together.
+fn drop_instance(blocks: usize, seed: u64) -> [Duration; 2] {
+    let mut index = PrefixIndex::new(Limits::default());
+    for (i, chain) in chains(blocks / 64, 64, seed).iter().enumerate() {
+        store_chain(&mut index, (i % 4) as Slot, chain);
+    }
+    let start = Instant::now();
+    index.drop_instance(0);
+    let mut calls = vec![start.elapsed()];
+    loop {
+        let start = Instant::now();
+        let more = index.sweep(SWEEP);
+        calls.push(start.elapsed());
+        if !more {
+            break;
+        }
+    }
+    [calls.iter().copied().max().unwrap_or_default(), calls.iter().sum()]
+}
+
 /// Chains that share no block.
 pub fn chains(count: usize, depth: usize, seed: u64) -> Vec<Vec<u64>> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
@@ -123,7 +148,7 @@ mod tests {
         let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
         let lookups = ["lookup/16x8", "lookup/1024x64", "lookup/8192x64", "lookup/16x512"];
         assert_eq!(names[..4], lookups);
-        assert_eq!(names[4..6], ["store/16-block", "memory/entry"]);
+        assert_eq!(names[4..8], ["store/16-block", "memory/entry", "drop/longest", "drop/all"]);
         assert!(rows.iter().all(|row| row.value > 0.0));
     }
 }

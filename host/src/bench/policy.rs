@@ -1,6 +1,6 @@
 //! `kvasir bench policy`: the default policies as components, compared with their native twins.
 
-use super::{Row, Times, evictor_swap, time_calls};
+use super::{Row, Times, beside_events, evictor_swap, time_calls};
 use crate::fleet::{Ask, DecodeCost, DecodeSpec, Fleet, PrefillCost, PrefillSpec, TransferCost, Version};
 use crate::policy::evictor::EvictorHook;
 use crate::policy::scheduler::{SchedulerEngine, SchedulerHook};
@@ -62,6 +62,7 @@ pub fn rows(size: Size, seed: u64) -> Result<Vec<Row>, Error> {
         let times = decide(&config, instances, size, seed)?;
         rows.push(Row::of_times(format!("decide/mooncake/{instances}"), &times));
     }
+    rows.push(beside_events::row(&config, size.calls)?);
     let evict = |policy: &str, source: fn(String) -> Source| -> Result<CacheReport, Error> {
         let (mut evictor, _) =
             standalone::<EvictorHook>(&engine, &config, source(policy.into()), Vec::new())?;
@@ -274,6 +275,7 @@ mod tests {
             "call/empty",
             "schedule/mooncake/8",
             "schedule/mooncake/512",
+            "decide/beside-events",
             "evict/workload-aware",
             "evict/kvasir",
             "swap/stall",

@@ -4,6 +4,7 @@
 #[cfg(test)]
 mod tests;
 
+use super::blocks::Found;
 use super::state::State;
 use super::{Conductor, Error, Rejected, Scheduled};
 use crate::explain::{Admitted, Decided, Explain, Tape};
@@ -32,7 +33,8 @@ pub(super) struct Wish<'a> {
 pub(super) struct Decider {
     scheduler: SchedulerWorker,
     admitter: AdmitterWorker,
-    /// Built once per look, in a buffer that is used again.
+    /// Built once per look, in buffers that are used again.
+    found: Found,
     question: Question,
     registrations: u64,
     /// Where its decisions are kept, if they are.
@@ -67,6 +69,7 @@ impl Decider {
         Self {
             scheduler,
             admitter: policies.admitter_worker(),
+            found: Found::default(),
             question: Question::default(),
             registrations: 0,
             tape,
@@ -81,11 +84,13 @@ impl Decider {
         self.admitter.refresh();
     }
 
-    /// Takes in what is true now, and the question to ask about it. `hints` are added to those of the request.
+    /// Takes in what is true now beside the blocks that were found, and the question to ask about it. `hints` are added to
+    /// those of the request.
     fn look(&mut self, state: &mut State, wish: &Wish<'_>, hints: u32) {
         self.admitted = None;
         state.fleet.tick(wish.now_ms);
-        state.question(wish.ask, wish.chain, hints, wish.now_ms, &mut self.question);
+        state.bring_up_to_date(wish.chain, &mut self.found);
+        state.question(wish.ask, &self.found, hints, wish.now_ms, &mut self.question);
         self.registrations = state.fleet.registrations();
         let subject = Subject { tenant: wish.ask.tenant, session: wish.ask.session, chain: wish.chain };
         self.scheduler.catch_up(&state.fleet, &subject);
@@ -249,6 +254,11 @@ impl Conductor {
         self.decide_locked(&mut decider, wish)
     }
 
+    fn look(&self, decider: &mut Decider, wish: &Wish<'_>, hints: u32) {
+        self.blocks.look(wish.chain, &mut decider.found);
+        decider.look(&mut self.state.lock(), wish, hints);
+    }
+
     /// Asks the policies without the lock. Returns `None` if the tables moved so that the answer no longer holds.
     fn attempt(
         &self,
@@ -256,7 +266,7 @@ impl Conductor {
         wish: &Wish<'_>,
         hints: u32,
     ) -> Result<Option<Scheduled>, Error> {
-        decider.look(&mut self.state.lock(), wish, hints);
+        self.look(decider, wish, hints);
         let scores = if wish.explain { decider.scheduler.explain(&decider.question) } else { Vec::new() };
         let start = decider.timer();
         let outcome = decider.scheduler.decide(&decider.question);
@@ -274,6 +284,7 @@ impl Conductor {
 
     /// The native twins decide while nothing can change.
     fn decide_locked(&self, decider: &mut Decider, wish: &Wish<'_>) -> Result<Scheduled, Error> {
+        self.blocks.look(wish.chain, &mut decider.found);
         let mut locked = self.state.lock();
         let state = &mut *locked;
         decider.look(state, wish, Request::ASKED_AGAIN);

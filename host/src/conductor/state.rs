@@ -2,6 +2,7 @@
 
 mod question;
 
+use super::blocks::{Blocks, Found};
 use super::load::{Window, cluster_load, snapshot};
 use super::memos::Memos;
 use super::names::Names;
@@ -13,7 +14,7 @@ use super::{
 use crate::config;
 use crate::fleet::{self, Admission, Ask, DOMAINS_MAX, Fleet, LinkSpec, Outcome, Site};
 use crate::policy::Outcomes;
-use crate::prefix_index::{self, Tier, TieredIndex};
+use crate::prefix_index::Limits;
 use kvasir_policy::admitter::Load;
 use kvasir_policy::balancer::Snapshot;
 use kvasir_policy::learning::{self, End};
@@ -24,18 +25,15 @@ use std::time::Duration;
 
 /// An instance that is silent for this many times `conductor.instance_ttl` is forgotten.
 const FORGET_AFTER: u32 = 30;
-/// The most instances forgotten in one tick: each visits the whole index under the lock that decisions need.
-const FORGET_PER_TICK: usize = 8;
 /// Machines come and go under new names; those beyond this are unknown to policies.
 const HOSTS_MAX: usize = 1 << 16;
 
 pub(super) struct State {
     config: config::Conductor,
     pub(super) fleet: Fleet,
-    /// By prefill slot.
-    index: TieredIndex,
-    /// By decode slot, of instances that only decode.
-    decode_index: TieredIndex,
+    pub(super) blocks: Arc<Blocks>,
+    /// How often the blocks of an instance were forgotten.
+    dropped: u64,
     instances: HashMap<String, Instance>,
     prefill_names: Vec<Option<String>>,
     decode_names: Vec<Option<String>>,
@@ -74,8 +72,8 @@ impl State {
         fleet.set_domains(domains.len() as u32 + 1);
         Self {
             fleet,
-            index: TieredIndex::new(prefix_index::Limits { entries, covers: entries }),
-            decode_index: TieredIndex::new(prefix_index::Limits { entries, covers: entries }),
+            blocks: Arc::new(Blocks::new(Limits { entries, covers: entries })),
+            dropped: 0,
             config: config.clone(),
             instances: HashMap::new(),
             prefill_names: Vec::new(),
@@ -156,7 +154,7 @@ impl State {
     fn forget(&mut self, name: &str) {
         let Some(gone) = self.instances.remove(name) else { return };
         // Slots of known instances are in the tables.
-        self.holdings(gone.holder()).drop_instance();
+        self.forget_blocks(gone.holder());
         if let Some(slot) = gone.prefill {
             let _ = self.fleet.unregister_prefill(slot);
         }
@@ -179,12 +177,16 @@ impl State {
     pub(super) fn reset_blocks(&mut self, name: &str, epoch: u64) -> Result<(), Error> {
         let instance = known(&mut self.instances, name, epoch)?;
         instance.sequence = 0;
-        // A gap has forgotten them already, and forgetting visits the whole index.
+        // A gap has forgotten them already.
         if !std::mem::take(&mut instance.desynced) {
             let holder = instance.holder();
-            self.holdings(holder).drop_instance();
+            self.forget_blocks(holder);
         }
         Ok(())
+    }
+
+    fn forget_blocks(&mut self, holder: Holder) {
+        self.dropped = self.blocks.drop_instance(holder);
     }
 
     pub(super) fn report(
@@ -217,45 +219,15 @@ impl State {
         Ok(())
     }
 
-    /// Blocks that became resident at an instance, one chain.
-    pub(super) fn stored(
-        &mut self,
-        name: &str,
-        epoch: u64,
-        sequence: u64,
-        tier: Option<Tier>,
-        parent: Option<u64>,
-        blocks: &[u64],
-    ) -> Result<(), Error> {
-        let holder = self.next_message(name, epoch, sequence)?;
-        let Holdings { index, slot } = self.holdings(holder);
-        index.store(slot, tier, parent, blocks);
-        Ok(())
-    }
-
-    pub(super) fn removed(
-        &mut self,
-        name: &str,
-        epoch: u64,
-        sequence: u64,
-        tier: Option<Tier>,
-        blocks: &[u64],
-    ) -> Result<(), Error> {
-        let holder = self.next_message(name, epoch, sequence)?;
-        let Holdings { index, slot } = self.holdings(holder);
-        index.remove(slot, tier, blocks);
-        Ok(())
-    }
-
     /// A gap means that something unknown happened: what is known of the instance's blocks is dropped, once,
     /// and no further message counts until [`Self::reset_blocks`].
-    fn next_message(&mut self, name: &str, epoch: u64, sequence: u64) -> Result<Holder, Error> {
+    pub(super) fn next_message(&mut self, name: &str, epoch: u64, sequence: u64) -> Result<Holder, Error> {
         let instance = known(&mut self.instances, name, epoch)?;
         let holder = instance.holder();
         let expected = instance.sequence + 1;
         if instance.desynced || sequence != expected {
             if !std::mem::replace(&mut instance.desynced, true) {
-                self.holdings(holder).drop_instance();
+                self.forget_blocks(holder);
             }
             return Err(Error::Gap { name: name.to_owned(), given: sequence, expected });
         }
@@ -263,24 +235,20 @@ impl State {
         Ok(holder)
     }
 
-    fn holdings(&mut self, holder: Holder) -> Holdings<'_> {
-        match holder {
-            Holder::Prefill(slot) => Holdings { index: &mut self.index, slot },
-            Holder::Decode(slot) => Holdings { index: &mut self.decode_index, slot },
+    /// Makes sure that slots mean in what was found what they mean here.
+    pub(super) fn bring_up_to_date(&self, chain: &[u64], found: &mut Found) {
+        if found.dropped != self.dropped {
+            self.blocks.look(chain, found);
         }
     }
 
-    /// Leading blocks of `chain` at each instance that holds any, longest first.
-    pub(super) fn lookup(&self, chain: &[u64]) -> Vec<(String, u32)> {
-        let mut prefix = vec![0; self.fleet.prefill_slots()];
-        self.index.lookup(chain, &mut prefix);
-        let mut found = named(&prefix, &self.prefill_names);
-        let mut at_decode = vec![0; self.fleet.decode_slots()];
-        self.decode_index.lookup(chain, &mut at_decode);
-        found.extend(named(&at_decode, &self.decode_names));
-        found.retain(|&(_, blocks)| blocks > 0);
-        found.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-        found
+    /// Leading blocks of a chain at each instance that holds any, longest first.
+    pub(super) fn by_name(&self, found: &Found) -> Vec<(String, u32)> {
+        let mut all = named(&found.prefill.all, &self.prefill_names);
+        all.extend(named(&found.decode.all, &self.decode_names));
+        all.retain(|&(_, blocks)| blocks > 0);
+        all.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        all
     }
 
     /// The scores of a policy, by prefill slot and then perhaps by decode slot, by the names of those that are known.
@@ -417,7 +385,7 @@ impl State {
         let dead = self.instances.iter().filter(|(_, i)| i.reported_ms < silent_since_ms);
         let mut dead: Vec<_> = dead.map(|(name, i)| (i.reported_ms, name.clone())).collect();
         dead.sort_unstable(); // the order of a hash map must not show in the tables
-        for (_, name) in dead.into_iter().take(FORGET_PER_TICK) {
+        for (_, name) in dead {
             self.forget(&name);
             self.counts.forgotten += 1;
         }
@@ -433,23 +401,6 @@ impl State {
             names_refused: self.hosts.refused() + self.domains.refused() + self.catalogue.refused(),
             ..self.counts
         }
-    }
-
-    /// Statistics of both indices together.
-    pub(super) fn index_stats(&self) -> prefix_index::Stats {
-        self.index.stats().plus(self.decode_index.stats())
-    }
-}
-
-/// Where an instance stands in one of the two indices.
-struct Holdings<'a> {
-    index: &'a mut TieredIndex,
-    slot: u16,
-}
-
-impl Holdings<'_> {
-    fn drop_instance(self) {
-        self.index.drop_instance(self.slot);
     }
 }
 

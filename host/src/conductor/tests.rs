@@ -1,5 +1,6 @@
 //! Instances that die, come back, miss messages or say goodbye late.
 
+use super::blocks::Found;
 use super::state::State;
 use super::{Error, Registration, Report};
 use crate::config;
@@ -28,6 +29,44 @@ fn state(instances_max: u32) -> State {
     State::new(&config, Outcomes::default(), 0, 0)
 }
 
+/// As [`super::Conductor::stored`].
+fn stored(
+    state: &mut State,
+    name: &str,
+    epoch: u64,
+    sequence: u64,
+    tier: Option<Tier>,
+    parent: Option<u64>,
+    blocks: &[u64],
+) -> Result<(), Error> {
+    let holder = state.next_message(name, epoch, sequence)?;
+    state.blocks.store(holder, tier, parent, blocks);
+    Ok(())
+}
+
+fn removed(
+    state: &mut State,
+    name: &str,
+    epoch: u64,
+    sequence: u64,
+    tier: Option<Tier>,
+    blocks: &[u64],
+) -> Result<(), Error> {
+    let holder = state.next_message(name, epoch, sequence)?;
+    state.blocks.remove(holder, tier, blocks);
+    Ok(())
+}
+
+fn found(state: &State, chain: &[u64]) -> Found {
+    let mut found = Found::default();
+    state.blocks.look(chain, &mut found);
+    found
+}
+
+fn lookup(state: &State, chain: &[u64]) -> Vec<(String, u32)> {
+    state.by_name(&found(state, chain))
+}
+
 const TTL_MS: u64 = 10_000;
 
 #[test]
@@ -37,24 +76,15 @@ fn an_instance_that_stays_silent_is_forgotten_with_its_blocks() {
         let now_ms = n * 40 * TTL_MS;
         let name = format!("pod-{n}");
         let epoch = state.register(&name, registration(), now_ms).expect("room, for the dead make it");
-        state.stored(&name, epoch, 1, None, None, &[n + 1, 100]).unwrap();
+        stored(&mut state, &name, epoch, 1, None, None, &[n + 1, 100]).unwrap();
         state.tick(now_ms + 20 * TTL_MS);
-        assert_eq!(state.lookup(&[n + 1]).len(), 1, "silent, not forgotten yet");
+        assert_eq!(lookup(&state, &[n + 1]).len(), 1, "silent, not forgotten yet");
         state.tick(now_ms + 31 * TTL_MS);
         assert_eq!((state.counts().prefill, state.counts().decode), (0, 0));
-        assert!(state.lookup(&[n + 1]).is_empty());
+        assert!(lookup(&state, &[n + 1]).is_empty());
     }
-    assert_eq!((state.counts().forgotten, state.index_stats().entries), (10, 0));
-}
-
-#[test]
-fn many_dead_at_once_are_forgotten_over_several_ticks() {
-    let mut state = state(64);
-    for n in 0..20 {
-        state.register(&format!("pod-{n}"), registration(), 0).unwrap();
-    }
-    let left: Vec<_> = (0..3).map(|n| (state.tick(31 * TTL_MS + n), state.counts().prefill).1).collect();
-    assert_eq!(left, [12, 4, 0]);
+    while state.blocks.sweep() {}
+    assert_eq!((state.counts().forgotten, state.blocks.stats().entries), (10, 0));
 }
 
 #[test]
@@ -62,21 +92,21 @@ fn after_a_gap_the_blocks_are_told_anew_and_the_load_stays() {
     let mut state = state(8);
     let epoch = state.register("a", registration(), 0).unwrap();
     state.report("a", epoch, &free(7), 5).unwrap();
-    state.stored("a", epoch, 1, None, None, &[1, 2]).unwrap();
+    stored(&mut state, "a", epoch, 1, None, None, &[1, 2]).unwrap();
     for sequence in [3, 4, 2] {
-        let gap = state.stored("a", epoch, sequence, None, None, &[3]).unwrap_err();
+        let gap = stored(&mut state, "a", epoch, sequence, None, None, &[3]).unwrap_err();
         assert!(matches!(gap, Error::Gap { expected: 2, .. }), "{gap}");
         assert!(
-            state.lookup(&[1]).is_empty(),
+            lookup(&state, &[1]).is_empty(),
             "message {sequence}: also what came in order does not count now"
         );
     }
     state.reset_blocks("a", epoch).unwrap();
-    state.stored("a", epoch, 1, None, None, &[1, 2]).unwrap();
-    assert_eq!(state.lookup(&[1, 2]), [("a".to_owned(), 2)]);
+    stored(&mut state, "a", epoch, 1, None, None, &[1, 2]).unwrap();
+    assert_eq!(lookup(&state, &[1, 2]), [("a".to_owned(), 2)]);
     assert_eq!(state.fleet.rows().0[0].free_blocks, 7);
     state.reset_blocks("a", epoch).unwrap();
-    assert!(state.lookup(&[1]).is_empty(), "a reset without a gap forgets too");
+    assert!(lookup(&state, &[1]).is_empty(), "a reset without a gap forgets too");
     assert!(matches!(state.reset_blocks("a", epoch + 1), Err(Error::Epoch { .. })));
 }
 
@@ -88,25 +118,26 @@ fn what_decode_instances_hold_is_a_column_of_its_own() {
     let d = state.register("d", only_decode, 0).unwrap();
     let at_decode = |state: &mut State, chain: &[u64]| {
         let mut question = Question::default();
-        state.question(&fleet::Ask::default(), chain, 0, 0, &mut question);
+        state.question(&fleet::Ask::default(), &found(state, chain), 0, 0, &mut question);
         let candidates = question.candidates();
         (candidates.prefix().map(<[u32]>::to_vec), candidates.prefix_at_decode().map(<[u32]>::to_vec))
     };
     assert_eq!(at_decode(&mut state, &[1, 2, 3]), (None, None));
-    state.stored("d", d, 1, None, None, &[1]).unwrap();
+    stored(&mut state, "d", d, 1, None, None, &[1]).unwrap();
     assert_eq!(at_decode(&mut state, &[1, 2, 3]), (None, Some(vec![0, 1])));
-    state.stored("both", both, 1, None, None, &[1, 2, 3]).unwrap();
+    stored(&mut state, "both", both, 1, None, None, &[1, 2, 3]).unwrap();
     assert_eq!(at_decode(&mut state, &[1, 2, 3]), (Some(vec![3]), Some(vec![3, 1])));
-    assert_eq!(state.lookup(&[1, 2]), [("both".to_owned(), 2), ("d".to_owned(), 1)]);
-    assert!(state.stored("d", d, 3, None, None, &[2]).is_err(), "a gap");
+    assert_eq!(lookup(&state, &[1, 2]), [("both".to_owned(), 2), ("d".to_owned(), 1)]);
+    assert!(stored(&mut state, "d", d, 3, None, None, &[2]).is_err(), "a gap");
     assert_eq!(at_decode(&mut state, &[1, 2, 3]).1, Some(vec![3, 0]));
     state.reset_blocks("d", d).unwrap();
-    state.stored("d", d, 1, None, None, &[1, 2]).unwrap();
-    state.removed("d", d, 2, None, &[2]).unwrap();
+    stored(&mut state, "d", d, 1, None, None, &[1, 2]).unwrap();
+    removed(&mut state, "d", d, 2, None, &[2]).unwrap();
     assert_eq!(at_decode(&mut state, &[1, 2, 3]).1, Some(vec![3, 1]));
     state.unregister("d", d).unwrap();
     state.unregister("both", both).unwrap();
-    assert_eq!((at_decode(&mut state, &[1]), state.index_stats().entries), ((None, None), 0));
+    while state.blocks.sweep() {}
+    assert_eq!((at_decode(&mut state, &[1]), state.blocks.stats().entries), ((None, None), 0));
 }
 
 /// An instance that does both is told by tier on both sides, beside one that names none and one that only decodes.
@@ -119,27 +150,55 @@ fn what_is_near_is_a_column_while_an_instance_names_tiers() {
     let d = state.register("d", only_decode, 0).unwrap();
     let columns = |state: &mut State| {
         let mut question = Question::default();
-        state.question(&fleet::Ask::default(), &[1, 2, 3, 4], 0, 0, &mut question);
+        state.question(&fleet::Ask::default(), &found(state, &[1, 2, 3, 4]), 0, 0, &mut question);
         [Column::PrefixInHbm, Column::PrefixInDram, Column::PrefixAtDecodeInHbm, Column::PrefixAtDecodeInDram]
             .map(|column| question.candidates().column(column).map(<[u32]>::to_vec))
     };
-    state.stored("silent", silent, 1, None, None, &[1, 2]).unwrap();
+    stored(&mut state, "silent", silent, 1, None, None, &[1, 2]).unwrap();
     assert_eq!(columns(&mut state), [const { None }; 4]);
-    state.stored("d", d, 1, Some(Tier::Dram), None, &[1]).unwrap();
+    stored(&mut state, "d", d, 1, Some(Tier::Dram), None, &[1]).unwrap();
     let at_decode = |values: [u32; 3]| Some(values.to_vec());
     assert_eq!(columns(&mut state), [None, None, at_decode([0, 2, 0]), at_decode([0, 2, 1])]);
-    state.stored("both", both, 1, Some(Tier::Hbm), None, &[1, 2]).unwrap();
-    state.stored("both", both, 2, Some(Tier::Dram), Some(1), &[2, 3]).unwrap();
-    state.stored("both", both, 3, Some(Tier::Remote), Some(3), &[4]).unwrap();
+    stored(&mut state, "both", both, 1, Some(Tier::Hbm), None, &[1, 2]).unwrap();
+    stored(&mut state, "both", both, 2, Some(Tier::Dram), Some(1), &[2, 3]).unwrap();
+    stored(&mut state, "both", both, 3, Some(Tier::Remote), Some(3), &[4]).unwrap();
     let near = |hbm: [u32; 2], dram: [u32; 2]| [Some(hbm.to_vec()), Some(dram.to_vec())];
     let [hbm, dram] = near([2, 2], [3, 2]);
     assert_eq!(columns(&mut state), [hbm, dram, at_decode([2, 2, 0]), at_decode([3, 2, 1])]);
-    state.removed("both", both, 4, Some(Tier::Hbm), &[2]).unwrap();
+    removed(&mut state, "both", both, 4, Some(Tier::Hbm), &[2]).unwrap();
     let [hbm, dram] = near([1, 2], [3, 2]);
     assert_eq!(columns(&mut state), [hbm, dram, at_decode([1, 2, 0]), at_decode([3, 2, 1])]);
-    assert!(state.stored("both", both, 9, None, None, &[9]).is_err(), "a gap");
+    assert!(stored(&mut state, "both", both, 9, None, None, &[9]).is_err(), "a gap");
     state.unregister("d", d).unwrap();
     assert_eq!(columns(&mut state), [const { None }; 4], "nobody is left who names tiers");
+}
+
+#[test]
+fn a_long_message_is_one_chain_until_there_is_no_room() {
+    let chain: Vec<u64> = (1..=3_000).collect();
+    for room in [3_000, 2_000] {
+        let config = config::Conductor { index_entries_max: room, ..config::Conductor::default() };
+        let mut state = State::new(&config, Outcomes::default(), 0, 0);
+        let epoch = state.register("a", registration(), 0).unwrap();
+        stored(&mut state, "a", epoch, 1, None, None, &chain).unwrap();
+        assert_eq!(lookup(&state, &chain), [("a".to_owned(), room as u32)]);
+        assert_eq!(state.blocks.stats().runs, 1);
+        removed(&mut state, "a", epoch, 2, None, &chain[1_000..]).unwrap();
+        assert_eq!(lookup(&state, &chain), [("a".to_owned(), 1_000)]);
+    }
+}
+
+#[test]
+fn what_was_found_before_another_got_the_slot_is_looked_up_again() {
+    let mut state = state(1);
+    let epoch = state.register("a", registration(), 0).unwrap();
+    stored(&mut state, "a", epoch, 1, None, None, &[1, 2, 3]).unwrap();
+    let mut before = found(&state, &[1, 2, 3]);
+    state.unregister("a", epoch).unwrap();
+    let epoch = state.register("b", registration(), 1).unwrap();
+    stored(&mut state, "b", epoch, 1, None, None, &[1]).unwrap();
+    state.bring_up_to_date(&[1, 2, 3], &mut before);
+    assert_eq!(state.by_name(&before), [("b".to_owned(), 1)]);
 }
 
 #[test]
@@ -207,7 +266,7 @@ fn machines_and_domains_get_numbers_and_links_lie_between_them() {
 fn a_refused_registration_changes_nothing() {
     let mut state = state(1);
     let epoch = state.register("a", registration(), 0).unwrap();
-    state.stored("a", epoch, 1, None, None, &[1]).unwrap();
+    stored(&mut state, "a", epoch, 1, None, None, &[1]).unwrap();
     let mut bad = registration();
     bad.decode.as_mut().unwrap().cost.fixed_ms = f32::NAN;
     let refused = state.register("a", bad, 1);
@@ -216,7 +275,7 @@ fn a_refused_registration_changes_nothing() {
         state.register("b", registration(), 1),
         Err(Error::Fleet(fleet::Error::TableFull { .. }))
     ));
-    assert_eq!(state.lookup(&[1]).len(), 1);
+    assert_eq!(lookup(&state, &[1]).len(), 1);
     state.report("a", epoch, &free(1), 2).unwrap();
     state.register("a", registration(), 3).expect("its own place is free for it");
 }

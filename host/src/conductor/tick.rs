@@ -31,6 +31,7 @@ pub async fn run(
         // The policies may take long; nothing waits for them.
         let shared = Arc::clone(&conductor);
         let asked = tokio::task::spawn_blocking(move || {
+            shared.sweep();
             shared.refresh_idle();
             let start = Instant::now();
             let thresholds = balancer.tick(&snapshot);

@@ -38,10 +38,6 @@ impl<T: Default> Chunks<T> {
         self.len as u32 - 1
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
-        self.chunks.iter().flatten().take(self.len)
-    }
-
     pub(super) fn bytes(&self) -> usize {
         self.chunks.len() * CHUNK * size_of::<T>() + self.chunks.capacity() * size_of::<Box<[T]>>()
     }

@@ -14,11 +14,15 @@
 //! lookup needs no other; `table` leads to the cell of any block, for parents and removals.
 //! Costs and what else was considered: docs/design/0016-prefix-index.md.
 //!
+//! An instance that is gone loses its blocks at once, in that its covers count no more; they are taken out piece by piece
+//! ([`PrefixIndex::sweep`]), so that nobody waits while millions of blocks go.
+//!
 //! There is no clock, no I/O and no lock here. Entries and covers have hard caps; what does not fit is
 //! refused and counted, which costs misses, never wrong answers.
 #![deny(clippy::disallowed_methods)]
 
 mod chunks;
+mod holders;
 mod pages;
 mod runs;
 mod table;
@@ -28,9 +32,13 @@ mod tiered;
 
 pub use tiered::{Near, Tier, TieredIndex};
 
+use holders::Holders;
 use pages::{CELLS, Pages};
 use runs::{Cover, MAX_LEN, Run, Runs};
 use table::{Probe, Table, WARM};
+
+/// What [`PrefixIndex::sweep`] is asked for where decisions wait for it: some 5 to 10 µs.
+pub const SWEEP: usize = 64;
 
 /// Dense number of an instance.
 pub type Slot = u16;
@@ -67,7 +75,8 @@ pub struct Stored {
 /// Sizes and outcomes since the index was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Distinct blocks, including those that no instance holds but that share a page with one that is held.
+    /// Distinct blocks, including those that no instance holds but that share a page with one that is held, or were not
+    /// swept yet.
     pub entries: usize,
     pub runs: usize,
     pub covers: usize,
@@ -104,6 +113,11 @@ pub struct PrefixIndex {
     heads: Table,
     pages: Pages,
     runs: Runs,
+    holders: Holders,
+    /// Runs below this may have covers of holders that are gone.
+    unswept: u32,
+    /// An instance was dropped during the sweep, which begins again when it has come to its end.
+    sweeps_again: bool,
     /// A block was stored behind another one than before: some instance misnames blocks or their order.
     crossed: bool,
     covers: usize,
@@ -134,6 +148,9 @@ impl PrefixIndex {
             heads: Table::default(),
             pages: Pages::default(),
             runs: Runs::default(),
+            holders: Holders::default(),
+            unswept: 0,
+            sweeps_again: false,
             crossed: false,
             covers: 0,
             refused: 0,
@@ -151,7 +168,13 @@ impl PrefixIndex {
             let Some(place) = self.enter(chain[at], at) else { break };
             let run = self.runs.get(place.run);
             let common = self.common(run, place.offset, &chain[at..]);
-            let reached = run.extend_matches(place.offset, common, at as u32, out);
+            let reached = if self.unswept == 0 {
+                run.extend_matches(place.offset, common, at as u32, out, |_| false)
+            } else {
+                run.extend_matches(place.offset, common, at as u32, out, |holder| {
+                    self.holders.is_gone(holder)
+                })
+            };
             longest = longest.max(reached);
             at += common as usize;
             if (reached as usize) < at {
@@ -163,13 +186,15 @@ impl PrefixIndex {
 
     /// Whether `slot` holds this block.
     pub fn holds(&self, slot: Slot, hash: u64) -> bool {
-        self.find(hash).is_some_and(|place| self.runs.get(place.run).holds(slot, place.offset))
+        let holder = self.holders.of(slot);
+        self.find(hash).is_some_and(|place| self.runs.get(place.run).holds(holder, place.offset))
     }
 
     /// `slot` now holds `hashes`, which follow each other. `parent` is the block before the first, or
     /// `None` at the start of a prompt. An unknown parent is not an error: the match ends before it.
     pub fn store(&mut self, slot: Slot, parent: Option<u64>, hashes: &[u64]) -> Stored {
         let mut stored = Stored::default();
+        self.make_room(hashes.len());
         self.table.warm(parent.as_slice());
         self.table.warm(hashes);
         let mut before = parent.and_then(|hash| self.find(hash));
@@ -210,6 +235,7 @@ impl PrefixIndex {
     /// `slot` no longer holds `hashes`, in any order. Returns how many of them it held.
     pub fn remove(&mut self, slot: Slot, hashes: &[u64]) -> usize {
         let mut removed = 0;
+        self.make_room(0);
         for some in hashes.chunks(WARM) {
             self.warm(some);
             removed += some.iter().filter(|&&hash| self.remove_one(slot, hash)).count();
@@ -217,18 +243,35 @@ impl PrefixIndex {
         removed
     }
 
-    /// Forgets everything `slot` holds; returns the number of blocks. Visits every run.
-    pub fn drop_instance(&mut self, slot: Slot) -> usize {
-        let mut blocks = 0;
-        for run in 0..self.runs.slots() {
-            let covers = self.runs.get_mut(run).take_slot(slot);
-            self.covers -= covers.len();
-            blocks += covers.iter().map(|c| (c.end() - c.start()) as usize).sum::<usize>();
-            for cover in covers {
-                self.reclaim_range(run, cover.start(), cover.end());
+    /// `slot` holds nothing any more, and may be another instance from now on. What it held takes up its room until
+    /// [`Self::sweep`] has been there.
+    pub fn drop_instance(&mut self, slot: Slot) {
+        if !self.holders.next(slot) {
+            self.sweep(usize::MAX);
+            assert!(self.holders.next(slot), "all others that had the slot are forgotten");
+        }
+        if self.unswept == 0 {
+            self.unswept = self.runs.slots();
+        } else {
+            self.sweeps_again = true;
+        }
+    }
+
+    /// Takes out what dropped instances held: looks at runs and takes blocks out of them, about `most` of both together.
+    /// Returns whether some may be left.
+    pub fn sweep(&mut self, most: usize) -> bool {
+        let mut done = 0;
+        while self.unswept > 0 && done < most {
+            self.unswept -= 1;
+            done += 1 + self.sweep_run(self.unswept);
+            if self.unswept == 0 && std::mem::take(&mut self.sweeps_again) {
+                self.unswept = self.runs.slots();
             }
         }
-        blocks
+        if self.unswept == 0 {
+            self.holders.forget_gone();
+        }
+        self.unswept > 0
     }
 
     /// Distinct blocks.
@@ -326,7 +369,7 @@ impl PrefixIndex {
                 break;
             }
         }
-        self.runs.get_mut(run).grow(len);
+        self.runs.change(run, |run| run.grow(len));
         self.set_ends(run);
         if first == 0 {
             self.set_head(run);
@@ -336,26 +379,28 @@ impl PrefixIndex {
 
     /// Puts the leading new ones of `hashes` behind a run's end, which is at `offset`. Returns how many.
     fn put(&mut self, run: u32, offset: u32, hashes: &[u64]) -> u32 {
-        let (pages, own) = (&mut self.pages, self.runs.get_mut(run));
-        let mut page = own.pages().last().copied().unwrap_or_default();
-        for (new, &hash) in (0..).zip(hashes) {
-            let (ordinal, position) = ((offset + new) / CELLS as u32, (offset + new) % CELLS as u32);
-            if position == 0 {
-                page = pages.allocate(run, ordinal);
-            }
-            let cell = page * CELLS as u32 + position;
-            pages.set(cell, hash);
-            if !self.table.insert(hash, cell, |other| pages.cell(other) == hash) {
+        let (pages, table) = (&mut self.pages, &mut self.table);
+        self.runs.change(run, |own| {
+            let mut page = own.pages().last().copied().unwrap_or_default();
+            for (new, &hash) in (0..).zip(hashes) {
+                let (ordinal, position) = ((offset + new) / CELLS as u32, (offset + new) % CELLS as u32);
                 if position == 0 {
-                    pages.release(page);
+                    page = pages.allocate(run, ordinal);
                 }
-                return new;
+                let cell = page * CELLS as u32 + position;
+                pages.set(cell, hash);
+                if !table.insert(hash, cell, |other| pages.cell(other) == hash) {
+                    if position == 0 {
+                        pages.release(page);
+                    }
+                    return new;
+                }
+                if position == 0 {
+                    own.push_page(page);
+                }
             }
-            if position == 0 {
-                own.push_page(page);
-            }
-        }
-        hashes.len() as u32
+            hashes.len() as u32
+        })
     }
 
     /// From now on a run is found by its first block.
@@ -366,9 +411,9 @@ impl PrefixIndex {
 
     /// Marks `len` blocks as held. Returns how many of them were already, or `None` at the cap.
     fn cover(&mut self, slot: Slot, place: Place, len: u32) -> Option<u32> {
-        let cover = Cover::new(slot, place.offset, place.offset + len);
+        let cover = Cover::new(self.holders.of(slot), place.offset, place.offset + len);
         let room = self.covers < self.limits.covers;
-        let (held, change) = self.runs.get_mut(place.run).cover(cover, room)?;
+        let (held, change) = self.runs.change(place.run, |run| run.cover(cover, room))?;
         self.covers = self.covers.strict_add_signed(change);
         Some(held)
     }
@@ -376,7 +421,9 @@ impl PrefixIndex {
     fn remove_one(&mut self, slot: Slot, hash: u64) -> bool {
         let Some(place) = self.find(hash) else { return false };
         let room = self.covers < self.limits.covers;
-        let Some(gone) = self.runs.get_mut(place.run).uncover(slot, place.offset, room) else { return false };
+        let holder = self.holders.of(slot);
+        let gone = self.runs.change(place.run, |run| run.uncover(holder, place.offset, room));
+        let Some(gone) = gone else { return false };
         self.covers = self.covers.strict_add_signed(gone.covers);
         self.forgotten += u64::from(gone.blocks - 1);
         if gone.blocks == 1 {
@@ -385,6 +432,26 @@ impl PrefixIndex {
             self.reclaim_range(place.run, place.offset, place.offset + gone.blocks);
         }
         true
+    }
+
+    /// Sweeps until there is room for `blocks` more and a cover, or nothing is left to sweep.
+    fn make_room(&mut self, blocks: usize) {
+        let is_full =
+            |index: &Self| index.limits.entries - index.len() < blocks || index.covers == index.limits.covers;
+        while self.unswept > 0 && is_full(self) {
+            self.sweep(blocks.max(CELLS));
+        }
+    }
+
+    /// Takes the covers of holders that are gone out of a run. Returns how many blocks that was about.
+    fn sweep_run(&mut self, run: u32) -> usize {
+        let holders = &self.holders;
+        let gone = self.runs.change(run, |run| run.take_gone(|holder| holders.is_gone(holder)));
+        self.covers -= gone.len();
+        let start = gone.iter().map(|cover| cover.start()).min().unwrap_or(0);
+        let end = gone.iter().map(|cover| cover.end()).max().unwrap_or(0);
+        self.reclaim_range(run, start, end);
+        (end - start) as usize
     }
 
     /// Frees the blocks of `start..end` that no instance holds any more, from the tail so that offsets stay valid.
@@ -414,7 +481,7 @@ impl PrefixIndex {
     /// Shortens a run to `len` blocks.
     fn truncate(&mut self, run: u32, len: u32) {
         while self.runs.get(run).len() > len {
-            let (cell, page) = self.runs.get_mut(run).pop();
+            let (cell, page) = self.runs.change(run, Run::pop);
             self.table.remove(self.pages.cell(cell), cell);
             if let Some(page) = page {
                 self.pages.release(page);
@@ -430,7 +497,7 @@ impl PrefixIndex {
 
     /// Takes a page that no instance holds out of a run; what follows it becomes a run of its own.
     fn cut(&mut self, run: u32, page: u32) {
-        let behind = self.runs.get_mut(run).split((page + 1) * CELLS as u32);
+        let behind = self.runs.change(run, |run| run.split((page + 1) * CELLS as u32));
         if !behind.is_empty() {
             let created = self.runs.adopt(behind);
             for (ordinal, &page) in self.runs.get(created).pages().iter().enumerate() {
@@ -438,6 +505,10 @@ impl PrefixIndex {
             }
             self.set_ends(created);
             self.set_head(created);
+            if self.unswept > 0 {
+                // The sweep may have come past its number already.
+                self.sweep_run(created);
+            }
         }
         let live = self.runs.get(run).live_len();
         self.truncate(run, live);
@@ -445,9 +516,10 @@ impl PrefixIndex {
 
     /// Called after the first or the last block of a run has changed.
     fn set_ends(&mut self, run: u32) {
-        let run = self.runs.get_mut(run);
-        let at = |offset| self.pages.cell(run.cell(offset));
-        let (first, last) = (at(0), at(run.len() - 1));
-        run.set_ends(first, last);
+        self.runs.change(run, |run| {
+            let at = |offset| self.pages.cell(run.cell(offset));
+            let (first, last) = (at(0), at(run.len() - 1));
+            run.set_ends(first, last);
+        });
     }
 }

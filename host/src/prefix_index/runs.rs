@@ -1,32 +1,34 @@
 //! Runs: blocks that follow each other, and which instance holds which stretch of them.
 
-use super::Slot;
 use super::chunks::Chunks;
+use super::holders::Holder;
 use super::pages::CELLS;
 use smallvec::SmallVec;
 
-/// The most blocks in one run, so that a cover fits in 8 bytes; a longer chain continues in another run.
-pub(super) const MAX_LEN: u32 = (1 << 24) - 1;
+/// Of an offset in a run, so that a cover fits in 8 bytes.
+const OFFSET_BITS: u32 = (u64::BITS - Holder::BITS) / 2;
+/// The most blocks in one run; a longer chain continues in another.
+pub(super) const MAX_LEN: u32 = (1 << OFFSET_BITS) - 1;
 
-/// `start..end` of a run, held by one instance: slot, start and end in 16, 24 and 24 bits, so that
+/// `start..end` of a run, held by one instance: holder, start and end in 20, 22 and 22 bits, so that
 /// covers compare as numbers and a lookup reads few cache lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cover(u64);
 
 /// Covers of one run. Eight stand in the run itself; more are on the heap.
-type Covers = SmallVec<[Cover; 8]>;
+pub(super) type Covers = SmallVec<[Cover; 8]>;
 
 impl Cover {
-    pub(super) fn new(slot: Slot, start: u32, end: u32) -> Self {
-        Self((u64::from(slot) << 48) | (u64::from(start) << 24) | u64::from(end))
+    pub(super) fn new(holder: Holder, start: u32, end: u32) -> Self {
+        Self((holder.number() << (2 * OFFSET_BITS)) | (u64::from(start) << OFFSET_BITS) | u64::from(end))
     }
 
-    pub(super) fn slot(self) -> Slot {
-        (self.0 >> 48) as Slot
+    pub(super) fn holder(self) -> Holder {
+        Holder::of_number(self.0 >> (2 * OFFSET_BITS))
     }
 
     pub(super) fn start(self) -> u32 {
-        (self.0 >> 24) as u32 & MAX_LEN
+        (self.0 >> OFFSET_BITS) as u32 & MAX_LEN
     }
 
     pub(super) fn end(self) -> u32 {
@@ -49,7 +51,7 @@ pub(super) struct Run {
     last: u64,
     /// All pages but the last are full. Those of up to 32 blocks stand in the run itself.
     pages: SmallVec<[u32; 4]>,
-    /// Sorted by slot, then start; those of one slot neither overlap nor touch.
+    /// Sorted by holder, then start; those of one holder neither overlap nor touch.
     covers: Covers,
     len: u32,
 }
@@ -107,12 +109,20 @@ impl Run {
 
     /// Instances with `matched[slot] == at` that hold `offset` now match as far as they hold this
     /// run, at most `common` blocks. Returns the longest match among them, 0 for none.
-    pub(super) fn extend_matches(&self, offset: u32, common: u32, at: u32, matched: &mut [u32]) -> u32 {
+    pub(super) fn extend_matches(
+        &self,
+        offset: u32,
+        common: u32,
+        at: u32,
+        matched: &mut [u32],
+        is_gone: impl Fn(Holder) -> bool,
+    ) -> u32 {
         let mut longest = 0;
         for cover in &self.covers {
-            if let Some(matched) = matched.get_mut(usize::from(cover.slot())) {
-                // At most one of a slot's covers contains the offset.
-                let held = (cover.start() <= offset) & (cover.end() > offset) & (*matched == at);
+            if let Some(matched) = matched.get_mut(usize::from(cover.holder().slot())) {
+                // At most one cover of a slot that is not gone contains the offset.
+                let contains = (cover.start() <= offset) & (cover.end() > offset);
+                let held = contains & (*matched == at) & !is_gone(cover.holder());
                 let reached = at + cover.end().wrapping_sub(offset).min(common);
                 *matched = if held { reached } else { *matched };
                 longest = longest.max(if held { reached } else { 0 });
@@ -121,16 +131,16 @@ impl Run {
         longest
     }
 
-    pub(super) fn holds(&self, slot: Slot, offset: u32) -> bool {
-        let i = self.first_ending_after(slot, offset);
-        self.covers.get(i).is_some_and(|c| c.slot() == slot && c.start() <= offset)
+    pub(super) fn holds(&self, holder: Holder, offset: u32) -> bool {
+        let i = self.first_ending_after(holder, offset);
+        self.covers.get(i).is_some_and(|c| c.holder() == holder && c.start() <= offset)
     }
 
     /// Adds a cover. Returns how many of its blocks were held before, and the change in the number of
     /// covers. Returns `None` if that needs one more and there is no `room`.
     pub(super) fn cover(&mut self, new: Cover, room: bool) -> Option<(u32, isize)> {
-        let first = self.covers.partition_point(|c| (c.slot(), c.end()) < (new.slot(), new.start()));
-        let touching = |c: &&Cover| c.slot() == new.slot() && c.start() <= new.end();
+        let first = self.covers.partition_point(|c| (c.holder(), c.end()) < (new.holder(), new.start()));
+        let touching = |c: &&Cover| c.holder() == new.holder() && c.start() <= new.end();
         let count = self.covers[first..].iter().take_while(touching).count();
         if count == 0 {
             if !room {
@@ -144,39 +154,41 @@ impl Run {
         let held = touched.iter().map(overlap).sum();
         let start = new.start().min(touched[0].start());
         let end = new.end().max(touched[count - 1].end());
-        self.covers[first] = Cover::new(new.slot(), start, end);
+        self.covers[first] = Cover::new(new.holder(), start, end);
         self.covers.drain(first + 1..first + count);
         Some((held, 1 - count as isize))
     }
 
-    /// Takes one block from a slot. Returns `None` if the slot does not hold it. A block in the middle of a cover
+    /// Takes one block from a holder. Returns `None` if it does not hold it. A block in the middle of a cover
     /// splits it; without `room` for that, the part behind is given up too.
-    pub(super) fn uncover(&mut self, slot: Slot, offset: u32, room: bool) -> Option<Gone> {
-        let i = self.first_ending_after(slot, offset);
-        let cover = self.covers.get_mut(i).filter(|c| c.slot() == slot && c.start() <= offset)?;
+    pub(super) fn uncover(&mut self, holder: Holder, offset: u32, room: bool) -> Option<Gone> {
+        let i = self.first_ending_after(holder, offset);
+        let cover = self.covers.get_mut(i).filter(|c| c.holder() == holder && c.start() <= offset)?;
         let (start, end) = (cover.start(), cover.end());
         let mut gone = Gone { blocks: 1, covers: 0 };
         if start + 1 == end {
             self.covers.remove(i);
             gone.covers = -1;
         } else if offset == start {
-            *cover = Cover::new(slot, start + 1, end);
+            *cover = Cover::new(holder, start + 1, end);
         } else if offset + 1 == end || !room {
-            *cover = Cover::new(slot, start, offset);
+            *cover = Cover::new(holder, start, offset);
             gone.blocks = end - offset;
         } else {
-            *cover = Cover::new(slot, start, offset);
-            self.covers.insert(i + 1, Cover::new(slot, offset + 1, end));
+            *cover = Cover::new(holder, start, offset);
+            self.covers.insert(i + 1, Cover::new(holder, offset + 1, end));
             gone.covers = 1;
         }
         Some(gone)
     }
 
-    /// Removes and returns the covers of a slot, the last one first.
-    pub(super) fn take_slot(&mut self, slot: Slot) -> Vec<Cover> {
-        let first = self.covers.partition_point(|c| c.slot() < slot);
-        let count = self.covers[first..].iter().take_while(|c| c.slot() == slot).count();
-        self.covers.drain(first..first + count).rev().collect()
+    /// Removes and returns the covers of holders that are gone.
+    pub(super) fn take_gone(&mut self, is_gone: impl Fn(Holder) -> bool) -> Covers {
+        let gone: Covers = self.covers.iter().filter(|c| is_gone(c.holder())).copied().collect();
+        if !gone.is_empty() {
+            self.covers.retain(|c| !is_gone(c.holder()));
+        }
+        gone
     }
 
     /// End of the last block that any instance holds.
@@ -197,14 +209,14 @@ impl Run {
         }
         let pages = self.pages.drain(offset as usize / CELLS..).collect();
         let behind = self.covers.iter().filter(|c| c.start() >= offset);
-        let covers = behind.map(|c| Cover::new(c.slot(), c.start() - offset, c.end() - offset)).collect();
+        let covers = behind.map(|c| Cover::new(c.holder(), c.start() - offset, c.end() - offset)).collect();
         self.covers.retain(|c| c.start() < offset);
         let len = std::mem::replace(&mut self.len, offset) - offset;
         Run { pages, len, covers, ..Run::default() }
     }
 
-    fn first_ending_after(&self, slot: Slot, offset: u32) -> usize {
-        self.covers.partition_point(|c| (c.slot(), c.end()) <= (slot, offset))
+    fn first_ending_after(&self, holder: Holder, offset: u32) -> usize {
+        self.covers.partition_point(|c| (c.holder(), c.end()) <= (holder, offset))
     }
 
     /// On the heap, beside the run.
@@ -220,6 +232,8 @@ impl Run {
 pub(super) struct Runs {
     runs: Chunks<Run>,
     free: Vec<u32>,
+    /// Bytes of all runs on the heap, beside them.
+    heap: usize,
 }
 
 impl Runs {
@@ -227,8 +241,12 @@ impl Runs {
         self.runs.get(run)
     }
 
-    pub(super) fn get_mut(&mut self, run: u32) -> &mut Run {
-        self.runs.get_mut(run)
+    pub(super) fn change<R>(&mut self, run: u32, change: impl FnOnce(&mut Run) -> R) -> R {
+        let run = self.runs.get_mut(run);
+        let before = run.bytes();
+        let result = change(run);
+        self.heap = self.heap - before + run.bytes();
+        result
     }
 
     /// Numbers in use are below this.
@@ -246,17 +264,23 @@ impl Runs {
 
     pub(super) fn adopt(&mut self, run: Run) -> u32 {
         let number = self.free.pop().unwrap_or_else(|| self.runs.push());
-        *self.runs.get_mut(number) = run;
+        self.change(number, |new| *new = run);
         number
     }
 
     pub(super) fn release(&mut self, run: u32) {
-        *self.runs.get_mut(run) = Run::default();
+        self.change(run, |old| *old = Run::default());
         self.free.push(run);
     }
 
     pub(super) fn bytes(&self) -> usize {
-        let own = self.runs.bytes() + self.free.capacity() * size_of::<u32>();
-        own + self.runs.iter().map(Run::bytes).sum::<usize>()
+        self.runs.bytes() + self.free.capacity() * size_of::<u32>() + self.heap
+    }
+
+    /// As [`Self::bytes`] has it, but counted.
+    #[cfg(test)]
+    pub(super) fn counted_bytes(&self) -> usize {
+        let heap: usize = (0..self.slots()).map(|run| self.get(run).bytes()).sum();
+        self.bytes() - self.heap + heap
     }
 }

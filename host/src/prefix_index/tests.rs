@@ -46,6 +46,7 @@ enum Op {
     Remove { slot: u16, chain: Chain, at: Vec<usize> },
     RemoveRange { slot: u16, chain: Chain, from: usize, len: usize },
     Drop { slot: u16 },
+    Sweep { most: usize },
 }
 
 fn chain() -> impl Strategy<Value = Chain> {
@@ -64,6 +65,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (slot(), chain(), from(), len())
             .prop_map(|(slot, chain, from, len)| Op::RemoveRange { slot, chain, from, len }),
         1 => slot().prop_map(|slot| Op::Drop { slot }),
+        1 => (1usize..40).prop_map(|most| Op::Sweep { most }),
     ]
 }
 
@@ -90,8 +92,11 @@ fn apply(op: &Op, index: &mut PrefixIndex, model: &mut Model) {
             remove(index, model, *slot, &hashes[*from..(from + len).min(CHAIN)]);
         }
         Op::Drop { slot } => {
-            let held = std::mem::take(&mut model.held[usize::from(*slot)]);
-            assert_eq!(index.drop_instance(*slot), held.len());
+            model.held[usize::from(*slot)].clear();
+            index.drop_instance(*slot);
+        }
+        Op::Sweep { most } => {
+            index.sweep(*most);
         }
     }
 }
@@ -123,13 +128,18 @@ fn check(index: &PrefixIndex, model: &Model) {
             }
         }
     }
+    for (slot, held) in model.held.iter().enumerate() {
+        assert!(held.iter().all(|&hash| index.holds(slot as u16, hash)));
+    }
+}
+
+/// Nothing is left but what instances hold.
+fn assert_swept(index: &mut PrefixIndex, model: &Model) {
+    while index.sweep(8) {}
     let distinct: HashSet<u64> = model.held.iter().flatten().copied().collect();
     let stats = index.stats();
     assert!(stats.entries >= distinct.len());
     assert!(stats.entries <= distinct.len() * CELLS, "a page without a holder stays");
-    for (slot, held) in model.held.iter().enumerate() {
-        assert!(held.iter().all(|&hash| index.holds(slot as u16, hash)));
-    }
 }
 
 /// Every block of every run is found where it stands, and every run by its first block.
@@ -149,16 +159,18 @@ fn assert_whole(index: &PrefixIndex) {
         assert_eq!(index.enter(run.first(), 1), Some(Place { run: number, offset: 0 }));
         blocks += hashes.len();
         runs += 1;
-        covers += (0..SLOTS as u16).map(|slot| run.clone().take_slot(slot).len()).sum::<usize>();
+        covers += run.clone().take_gone(|_| true).len();
     }
     assert_eq!((index.len(), index.heads.len(), index.runs.live()), (blocks, runs, runs));
     assert_eq!(index.stats().covers, covers);
+    assert_eq!(index.runs.bytes(), index.runs.counted_bytes());
 }
 
 fn empty(index: &mut PrefixIndex) {
     for slot in 0..SLOTS as u16 {
         index.drop_instance(slot);
     }
+    while index.sweep(8) {}
     let stats = index.stats();
     assert_eq!((stats.entries, stats.runs, stats.covers), (0, 0, 0));
 }
@@ -171,6 +183,9 @@ proptest! {
         for op in &ops {
             apply(op, &mut index, &mut model);
         }
+        check(&index, &model);
+        assert_whole(&index);
+        assert_swept(&mut index, &model);
         check(&index, &model);
         assert_whole(&index);
         prop_assert!(!index.crossed);
@@ -190,6 +205,40 @@ proptest! {
         }
         check(&index, &model);
         assert_whole(&index);
+        assert_swept(&mut index, &model);
+        assert_whole(&index);
+        empty(&mut index);
+    }
+}
+
+#[test]
+fn a_dropped_instance_has_nothing_at_once_and_its_successors_only_what_is_theirs() {
+    let chain = Chain { trunk: 1, fork: CHAIN, branch: 1 }.hashes();
+    let mut index = PrefixIndex::new(Limits::default());
+    let mut out = [0];
+    // More than have numbers of their own before the first is swept.
+    for round in 0..40 {
+        let held = 1 + round % CHAIN;
+        index.store(0, None, &chain[..held]);
+        assert_eq!(index.lookup(&chain, &mut out), held as u32);
+        index.drop_instance(0);
+        assert_eq!(index.lookup(&chain, &mut out), 0);
+        assert!(!index.holds(0, chain[0]));
+        assert_eq!(index.remove(0, &chain), 0);
+        assert_whole(&index);
+    }
+    empty(&mut index);
+}
+
+#[test]
+fn what_is_not_swept_yet_makes_room_for_what_is_stored() {
+    let chains: Vec<_> = (1..3).map(|trunk| Chain { trunk, fork: CHAIN, branch: 1 }.hashes()).collect();
+    for limits in [Limits { entries: CHAIN, covers: 9 }, Limits { entries: 1000, covers: 1 }] {
+        let mut index = PrefixIndex::new(limits);
+        index.store(0, None, &chains[0]);
+        assert_eq!(index.store(1, None, &chains[1]).refused, CHAIN);
+        index.drop_instance(0);
+        assert_eq!(index.store(1, None, &chains[1]), Stored { new: CHAIN, ..Stored::default() });
         empty(&mut index);
     }
 }

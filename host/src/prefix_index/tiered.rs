@@ -7,7 +7,7 @@
 #[cfg(test)]
 mod tests;
 
-use super::{Limits, PrefixIndex, Slot, Stats};
+use super::{Limits, PrefixIndex, Slot, Stats, Stored};
 
 /// Where an instance keeps a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,6 +31,8 @@ pub struct TieredIndex {
     limits: Limits,
     /// In any tier.
     all: PrefixIndex,
+    /// Those that have stored something are below this.
+    slots: usize,
     tiers: Option<Box<Tiers>>,
 }
 
@@ -48,16 +50,23 @@ struct Tiers {
 impl TieredIndex {
     /// `limits` are those of the index of all blocks, and of each beside it.
     pub fn new(limits: Limits) -> Self {
-        Self { limits, all: PrefixIndex::new(limits), tiers: None }
+        Self { limits, all: PrefixIndex::new(limits), slots: 0, tiers: None }
     }
 
     /// As [`PrefixIndex::store`]; `tier`: where they lie, if the instance says it. What lies elsewhere too stays there.
-    pub fn store(&mut self, slot: Slot, tier: Option<Tier>, parent: Option<u64>, hashes: &[u64]) {
-        self.all.store(slot, parent, hashes);
+    pub fn store(&mut self, slot: Slot, tier: Option<Tier>, parent: Option<u64>, hashes: &[u64]) -> Stored {
+        self.slots = self.slots.max(usize::from(slot) + 1);
+        let stored = self.all.store(slot, parent, hashes);
         if let Some(tier) = tier {
             let limits = self.limits;
             self.tiers.get_or_insert_with(|| Tiers::new(limits)).store(slot, tier, parent, hashes);
         }
+        stored
+    }
+
+    /// No slot from this on holds anything.
+    pub fn slots(&self) -> usize {
+        self.slots
     }
 
     /// `slot` no longer holds `hashes` in `tier`. `None` means any; what lies in another one, it still holds.
@@ -82,7 +91,7 @@ impl TieredIndex {
         }
     }
 
-    /// Forgets everything `slot` holds, and that it names tiers. Visits every run.
+    /// As [`PrefixIndex::drop_instance`]; that it names tiers is forgotten too.
     pub fn drop_instance(&mut self, slot: Slot) {
         self.all.drop_instance(slot);
         let Some(tiers) = self.tiers.as_deref_mut().filter(|tiers| tiers.names(slot)) else { return };
@@ -93,6 +102,12 @@ impl TieredIndex {
         if !tiers.named.contains(&true) {
             self.tiers = None;
         }
+    }
+
+    /// As [`PrefixIndex::sweep`], in one index after the other.
+    pub fn sweep(&mut self, most: usize) -> bool {
+        let beside = self.tiers.iter_mut().flat_map(|tiers| tiers.indices_mut());
+        [&mut self.all].into_iter().chain(beside).any(|index| index.sweep(most))
     }
 
     /// As [`PrefixIndex::lookup`], in whatever tier.

@@ -74,7 +74,7 @@ fn an_answer_that_was_overtaken_is_not_booked() {
         conductor.register("a", registration(), 0).unwrap();
         let wish = Wish { ask: &ask(0, NO_SLO), chain: &[], explain: false, now_ms: 5 };
         let mut decider = conductor.deciders.take();
-        decider.look(&mut conductor.state.lock(), &wish, 0);
+        conductor.look(&mut decider, &wish, 0);
         let outcome = decide(&mut decider);
         assert!(matches!(outcome.decision, Decision::Run { .. }) && outcome.fallback.is_none(), "{what}");
         change(&conductor);
@@ -90,7 +90,7 @@ fn a_drained_instance_is_noticed_before_the_admitter_is_asked() {
     let epoch = conductor.register("a", registration(), 0).unwrap();
     let wish = Wish { ask: &ask(0, NO_SLO), chain: &[], explain: false, now_ms: 5 };
     let mut decider = conductor.deciders.take();
-    decider.look(&mut conductor.state.lock(), &wish, 0);
+    conductor.look(&mut decider, &wish, 0);
     let outcome = decide(&mut decider);
     conductor.report("a", epoch, &drained(), 5).unwrap();
     let forecast = decider.forecast(&conductor.state.lock(), &wish, &outcome.decision);
@@ -172,7 +172,7 @@ fn the_admitter_is_told_the_times_of_the_placement_and_the_share_of_the_tenant()
     let forecast = |tenant| {
         let wish = Wish { ask: &ask(tenant, NO_SLO), chain: &[], explain: false, now_ms: 0 };
         let mut decider = conductor.deciders.take();
-        decider.look(&mut conductor.state.lock(), &wish, 0);
+        conductor.look(&mut decider, &wish, 0);
         let forecast = decider.forecast(&conductor.state.lock(), &wish, &Decision::run(0, 0));
         let (told, admission) = forecast.unwrap().unwrap();
         assert_eq!((f64::from(told.ttft), f64::from(told.tbt)), (admission.ttft_ms, admission.tbt_ms));
@@ -263,7 +263,7 @@ fn only_instances_that_serve_the_model_are_chosen() {
             let wish =
                 Wish { ask: &Ask { needs: sql, ..ask(0, NO_SLO) }, chain: &[], explain: false, now_ms: 0 };
             let mut decider = conductor.deciders.take();
-            decider.look(&mut conductor.state.lock(), &wish, 0);
+            conductor.look(&mut decider, &wish, 0);
             let candidates = decider.question.candidates();
             [0, 1, 2].map(|slot| {
                 if decode {
@@ -314,7 +314,7 @@ proptest! {
             let ask = Ask { session, ..ask(tenant, NO_SLO) };
             let wish = Wish { ask: &ask, chain: &[], explain: false, now_ms: 0 };
             let mut decider = conductor.deciders.take();
-            decider.look(&mut conductor.state.lock(), &wish, 0);
+            conductor.look(&mut decider, &wish, 0);
             let told = Request::decode(decider.question.request_words());
             let known = sessions.get(&(tenant, session)).copied().unwrap_or(0);
             prop_assert_eq!(told.session_memo, known);

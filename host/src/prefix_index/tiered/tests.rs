@@ -11,6 +11,7 @@ enum Op {
     Store { slot: usize, tier: Option<Tier>, from: u64, len: u64 },
     Remove { slot: usize, tier: Option<Tier>, blocks: Vec<u64> },
     Drop { slot: usize },
+    Sweep,
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -20,6 +21,7 @@ fn op() -> impl Strategy<Value = Op> {
         8 => (0..SLOTS, tier(), 0..CHAIN, 1..CHAIN).prop_map(|(slot, tier, from, len)| Op::Store { slot, tier, from, len }),
         6 => (0..SLOTS, tier(), blocks()).prop_map(|(slot, tier, blocks)| Op::Remove { slot, tier, blocks }),
         1 => (0..SLOTS).prop_map(|slot| Op::Drop { slot }),
+        1 => Just(Op::Sweep),
     ]
 }
 
@@ -79,6 +81,9 @@ fn apply(op: &Op, chain: &[u64], index: &mut TieredIndex, model: &mut [Held; SLO
             index.drop_instance(*slot as u16);
             model[*slot] = Held::default();
         }
+        Op::Sweep => {
+            index.sweep(5);
+        }
     }
 }
 
@@ -106,6 +111,7 @@ proptest! {
             check(&index, &chain, &model);
         }
         (0..SLOTS as u16).for_each(|slot| index.drop_instance(slot));
+        while index.sweep(5) {}
         let Stats { entries, runs, covers, .. } = index.stats();
         prop_assert_eq!((entries, runs, covers, index.names_tiers()), (0, 0, 0, false));
     }
