@@ -348,7 +348,11 @@ impl Conductor {
 
     /// Takes out of the index what forgotten instances held, a piece at a time: decisions come in between.
     pub fn sweep(&self) {
-        let _ = (0..SWEEPS).any(|_| !self.blocks.sweep());
+        for _ in 0..SWEEPS {
+            if !self.blocks.sweep() {
+                break;
+            }
+        }
     }
 
     /// Lets idle workers take up new versions of their policies, so that old ones can go.

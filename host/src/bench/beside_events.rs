@@ -1,13 +1,12 @@
-//! What the conductor's decisions cost while an instance tells of two million blocks a second.
+//! What the conductor's decisions cost while an instance tells of up to two million blocks a second.
 
-use super::Row;
+use super::{Row, Times, time_calls};
 use crate::conductor::{Conductor, Registration, Stage};
 use crate::config;
 use crate::fleet::{Ask, DecodeCost, DecodeSpec, PrefillCost, PrefillSpec, TransferCost};
 use crate::policy::{Error, PolicyConfig, PolicyHost, Wanted};
-use hdrhistogram::Histogram;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Blocks of a prompt.
 const PROMPT: u64 = 256;
@@ -19,7 +18,7 @@ const EVERY: Duration = Duration::from_millis(1);
 /// Messages until the instance starts over, so that the index does not fill up.
 const MESSAGES: u64 = 512;
 
-/// Rows of the time for which one caller waits for a decision: value p99.9, beside the same with nothing else going on.
+/// The time that a decision and the end of its request take: value p99.9, beside the same with nothing else going on.
 ///
 /// # Errors
 /// A default policy does not start.
@@ -41,9 +40,8 @@ pub(super) fn row(config: &PolicyConfig, calls: usize) -> Result<Row, Error> {
         done.store(true, Ordering::Relaxed);
         busy
     });
-    let at = |times: &Histogram<u64>, quantile| times.value_at_quantile(quantile) as f64;
-    let row = Row::new("decide/beside-events", at(&busy, 0.999), "ns").beside(at(&quiet, 0.999));
-    Ok(Row { p50: Some(at(&busy, 0.5)), p99: Some(at(&busy, 0.99)), ..row })
+    let row = Row::of_times("decide/beside-events", &busy);
+    Ok(Row { value: busy.ns(0.999), ..row }.beside(quiet.ns(0.999)))
 }
 
 fn register(conductor: &Conductor, name: &str) -> u64 {
@@ -62,19 +60,15 @@ fn register(conductor: &Conductor, name: &str) -> u64 {
 }
 
 /// Schedules and ends one request after the other.
-fn decide(conductor: &Conductor, calls: usize) -> Histogram<u64> {
+fn decide(conductor: &Conductor, calls: usize) -> Times {
     let chain: Vec<u64> = (1..=PROMPT).collect();
-    let mut times = Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds are valid");
     let ask = Ask { prompt_tokens: PROMPT as u32 * BLOCK_TOKENS, output_tokens: 100, ..Ask::default() };
-    for _ in 0..calls {
-        let start = Instant::now();
+    time_calls(calls, |_| {
         let scheduled = conductor.schedule(&ask, &chain, false, 1).expect("the last request has ended");
-        times.saturating_record(start.elapsed().as_nanos() as u64);
         if scheduled.request_id != 0 {
             conductor.complete(scheduled.request_id, Stage::Finished, 1).expect("it is in flight");
         }
-    }
-    times
+    })
 }
 
 /// Tells of new blocks until it is `done`.

@@ -1,6 +1,6 @@
 //! Which instance holds which blocks, behind a lock of its own: a decision looks here before it looks at the tables. What an
-//! instance tells is taken in piece by piece, and a decision that waits comes between two of them; it does not sleep for
-//! that, since to be woken takes longer than a piece.
+//! instance tells is taken in piece by piece, and a decision that waits comes between two of them; it does not sleep at
+//! first, since to be woken takes longer than a piece.
 //!
 //! Order of locks: [`Blocks::order`], the state, the indices.
 
@@ -8,19 +8,21 @@ use super::Holder;
 use crate::prefix_index::{Limits, Near, SWEEP, Stats, Tier, TieredIndex};
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use std::hint::spin_loop;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Blocks that are stored or removed at a time: some 5 µs, as decisions wait for it.
 const PIECE: usize = 64;
 /// How often a decision tries, before it sleeps until the indices are free: some 50 µs.
 const TRIES: u32 = 1_000;
-/// How long a change gives way to decisions that wait, in turns of a loop: some 10 µs, if the processor runs others instead of them.
+/// How long a piece gives way to decisions that wait, in turns of a loop: some 10 µs, if the processor runs others instead of them.
 const GIVE_WAY: u32 = 200;
 
 /// See the module documentation.
 pub(super) struct Blocks {
     order: Mutex<()>,
     indices: RwLock<Indices>,
+    /// How often an instance's blocks were forgotten. Changes under the lock of the state alone.
+    dropped: AtomicU64,
     /// Decisions that wait for the indices.
     waiting: AtomicUsize,
 }
@@ -30,8 +32,6 @@ struct Indices {
     prefill: TieredIndex,
     /// By decode slot, of instances that only decode.
     decode: TieredIndex,
-    /// How often an instance's blocks were forgotten.
-    dropped: u64,
 }
 
 impl Indices {
@@ -48,7 +48,8 @@ impl Blocks {
         let index = || TieredIndex::new(limits);
         Self {
             order: Mutex::default(),
-            indices: RwLock::new(Indices { prefill: index(), decode: index(), dropped: 0 }),
+            indices: RwLock::new(Indices { prefill: index(), decode: index() }),
+            dropped: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
         }
     }
@@ -61,7 +62,7 @@ impl Blocks {
 
     pub(super) fn store(&self, holder: Holder, tier: Option<Tier>, mut parent: Option<u64>, blocks: &[u64]) {
         for piece in blocks.chunks(PIECE) {
-            let refused = self.change(|indices| {
+            let refused = self.piece(|indices| {
                 let (index, slot) = indices.of(holder);
                 index.store(slot, tier, parent, piece).refused
             });
@@ -75,30 +76,28 @@ impl Blocks {
 
     pub(super) fn remove(&self, holder: Holder, tier: Option<Tier>, blocks: &[u64]) {
         for piece in blocks.chunks(PIECE) {
-            self.change(|indices| {
+            self.piece(|indices| {
                 let (index, slot) = indices.of(holder);
                 index.remove(slot, tier, piece);
             });
         }
     }
 
-    /// Forgets what an instance holds. Returns how often that was done.
-    pub(super) fn drop_instance(&self, holder: Holder) -> u64 {
-        self.change(|indices| {
-            let (index, slot) = indices.of(holder);
-            index.drop_instance(slot);
-            indices.dropped += 1;
-            indices.dropped
-        })
+    /// Forgets what an instance holds. The caller has the lock of the state.
+    pub(super) fn drop_instance(&self, holder: Holder) {
+        let mut indices = self.indices.write();
+        let (index, slot) = indices.of(holder);
+        index.drop_instance(slot);
+        self.dropped.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Takes a piece of what is forgotten out of the indices. Returns whether more is left.
     pub(super) fn sweep(&self) -> bool {
-        self.change(|indices| indices.prefill.sweep(SWEEP) || indices.decode.sweep(SWEEP))
+        self.piece(|indices| indices.prefill.sweep(SWEEP) || indices.decode.sweep(SWEEP))
     }
 
-    /// Decisions that wait come before the next change.
-    fn change<R>(&self, change: impl FnOnce(&mut Indices) -> R) -> R {
+    /// Decisions that wait come before the next piece.
+    fn piece<R>(&self, change: impl FnOnce(&mut Indices) -> R) -> R {
         let result = change(&mut self.indices.write());
         for _ in 0..GIVE_WAY {
             if self.waiting.load(Ordering::Relaxed) == 0 {
@@ -126,9 +125,14 @@ impl Blocks {
     /// Looks up a chain.
     pub(super) fn look(&self, chain: &[u64], found: &mut Found) {
         let indices = self.read();
-        found.dropped = indices.dropped;
+        found.dropped = self.dropped.load(Ordering::Relaxed);
         found.prefill.look(&indices.prefill, chain);
         found.decode.look(&indices.decode, chain);
+    }
+
+    /// Whether slots mean in what was found what they mean now. The caller has the lock of the state.
+    pub(super) fn are_as_found(&self, found: &Found) -> bool {
+        found.dropped == self.dropped.load(Ordering::Relaxed)
     }
 
     /// Statistics of both indices together.
@@ -144,7 +148,7 @@ pub(super) struct Found {
     pub(super) prefill: Matches,
     pub(super) decode: Matches,
     /// How often instances' blocks had been forgotten: if that is not what it is now, slots may mean others.
-    pub(super) dropped: u64,
+    dropped: u64,
 }
 
 /// What one index says of a chain, by slot. Slots beyond the last hold nothing.

@@ -32,8 +32,6 @@ pub(super) struct State {
     config: config::Conductor,
     pub(super) fleet: Fleet,
     pub(super) blocks: Arc<Blocks>,
-    /// How often the blocks of an instance were forgotten.
-    dropped: u64,
     instances: HashMap<String, Instance>,
     prefill_names: Vec<Option<String>>,
     decode_names: Vec<Option<String>>,
@@ -73,7 +71,6 @@ impl State {
         Self {
             fleet,
             blocks: Arc::new(Blocks::new(Limits { entries, covers: entries })),
-            dropped: 0,
             config: config.clone(),
             instances: HashMap::new(),
             prefill_names: Vec::new(),
@@ -154,7 +151,7 @@ impl State {
     fn forget(&mut self, name: &str) {
         let Some(gone) = self.instances.remove(name) else { return };
         // Slots of known instances are in the tables.
-        self.forget_blocks(gone.holder());
+        self.blocks.drop_instance(gone.holder());
         if let Some(slot) = gone.prefill {
             let _ = self.fleet.unregister_prefill(slot);
         }
@@ -180,13 +177,9 @@ impl State {
         // A gap has forgotten them already.
         if !std::mem::take(&mut instance.desynced) {
             let holder = instance.holder();
-            self.forget_blocks(holder);
+            self.blocks.drop_instance(holder);
         }
         Ok(())
-    }
-
-    fn forget_blocks(&mut self, holder: Holder) {
-        self.dropped = self.blocks.drop_instance(holder);
     }
 
     pub(super) fn report(
@@ -227,7 +220,7 @@ impl State {
         let expected = instance.sequence + 1;
         if instance.desynced || sequence != expected {
             if !std::mem::replace(&mut instance.desynced, true) {
-                self.forget_blocks(holder);
+                self.blocks.drop_instance(holder);
             }
             return Err(Error::Gap { name: name.to_owned(), given: sequence, expected });
         }
@@ -237,7 +230,7 @@ impl State {
 
     /// Makes sure that slots mean in what was found what they mean here.
     pub(super) fn bring_up_to_date(&self, chain: &[u64], found: &mut Found) {
-        if found.dropped != self.dropped {
+        if !self.blocks.are_as_found(found) {
             self.blocks.look(chain, found);
         }
     }

@@ -88,6 +88,21 @@ fn an_instance_that_stays_silent_is_forgotten_with_its_blocks() {
 }
 
 #[test]
+fn many_dead_at_once_are_forgotten_in_one_tick() {
+    let mut state = state(64);
+    for n in 0..20 {
+        let name = format!("pod-{n}");
+        let epoch = state.register(&name, registration(), 0).unwrap();
+        stored(&mut state, &name, epoch, 1, None, None, &[1, 2]).unwrap();
+    }
+    assert_eq!(lookup(&state, &[1, 2]).len(), 20);
+    state.tick(31 * TTL_MS);
+    assert_eq!((state.counts().prefill, lookup(&state, &[1, 2]).len()), (0, 0));
+    while state.blocks.sweep() {}
+    assert_eq!(state.blocks.stats().covers, 0);
+}
+
+#[test]
 fn after_a_gap_the_blocks_are_told_anew_and_the_load_stays() {
     let mut state = state(8);
     let epoch = state.register("a", registration(), 0).unwrap();
