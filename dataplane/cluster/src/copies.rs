@@ -101,7 +101,7 @@ mod tests {
         let copies = Copies::new(Table::new(nodes, 16, 16), &Arc::default());
         let key = BlockKey::from_engine_hash("copies", b"1");
         let (primary, generation) = (NodeId::of("peer"), Generation(1));
-        let holding = Holding { size: 512, checksum: 1, target: 2, primary, generation };
+        let holding = Holding { size: 512, target: 2, primary, generation };
         assert!(!copies.has_news());
         copies.table().hear(1, Fact::Holds(key, holding));
         assert!(!copies.has_news(), "a peer holds a block");

@@ -46,9 +46,8 @@ pub struct ClusterStats {
     pub blocks: u64,
     pub own: u64,
     pub short: u64,
-    /// Blocks not tracked because the table was full, and claims of other bytes under the same key.
+    /// Blocks not tracked because the table was full.
     pub table_full: u64,
-    pub conflicts: u64,
     /// Copies that peers took from here and compared with their checksums; `had` of them were there already.
     pub copied: u64,
     pub copied_bytes: u64,
@@ -102,7 +101,7 @@ impl Counts {
         blocks: usize,
         own: usize,
         short: usize,
-        (table_full, conflicts): (u64, u64),
+        table_full: u64,
         pools: &[(usize, Endpoints)],
     ) -> ClusterStats {
         let read = |count: &AtomicU64| count.load(Relaxed);
@@ -111,7 +110,6 @@ impl Counts {
             own: own as u64,
             short: short as u64,
             table_full,
-            conflicts,
             copied: read(&self.copied),
             copied_bytes: read(&self.copied_bytes),
             copy_times: self.copy_times.taken(),

@@ -181,7 +181,7 @@ impl Shared {
         let stat = self.store.stat(&[loan.meta.key]).unwrap_or_default().pop().flatten();
         match stat {
             Some(stat) => {
-                let holding = Holding { size: stat.size, checksum: stat.checksum, ..holding };
+                let holding = Holding { size: stat.size, ..holding };
                 self.hold(&mut self.table(), link, loan.meta.key, holding, Copied::Had)
             }
             None => Copied::Failed,

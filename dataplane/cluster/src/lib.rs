@@ -455,13 +455,13 @@ impl Cluster {
         let primary = NodeId::of(&shared.config.name);
         let mut table = shared.table();
         let mut outcome = |(&key, loan): (&BlockKey, &Option<message::Loan>)| {
-            let Some(message::Loan { meta: BlockMeta { size, .. }, checksum, .. }) = *loan else {
+            let Some(message::Loan { meta: BlockMeta { size, .. }, .. }) = *loan else {
                 return Outcome::Missing;
             };
             // A block that is held already counts from its first put: saying so again is no news.
             let known = table.holding(key).map(|known| known.generation);
             let generation = known.unwrap_or_else(|| shared.copies.generations.next());
-            match table.holds(0, key, Holding { size, checksum, target: copies, primary, generation }) {
+            match table.holds(0, key, Holding { size, target: copies, primary, generation }) {
                 Heard::New | Heard::Known => Outcome::Done,
                 Heard::Full => Outcome::CopiesFull,
                 // It was removed between the two looks.

@@ -694,8 +694,7 @@ mod tests {
         let host = crate::tests::host_alone_that_misses_nothing();
         let (shared, key) = (&host.cluster.shared, BlockKey(1));
         let link = &shared.links[0];
-        let holding =
-            Holding { size: 1, checksum: 1, target: 2, primary: NodeId(0), generation: Generation(1) };
+        let holding = Holding { size: 1, target: 2, primary: NodeId(0), generation: Generation(1) };
         link.state().claims = Claims::Until(Instant::now());
         shared.hear(link, true, &[Fact::Holds(key, holding)]);
         shared.miss_the_lost();

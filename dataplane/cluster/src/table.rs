@@ -6,8 +6,8 @@
 //! that was away is brought up to date by hearing all that the other holds. When a host is lost, all it said is forgotten.
 //!
 //! **Versions.** Two hosts may have computed the same block and hold other bytes under one key, because the sum of floating
-//! point numbers depends on their order. Each version is as good as the other, so it counts as a copy; but a host that reads a copy
-//! must compare it with the checksum of its own holder. A host speaks of its own version.
+//! point numbers depends on their order. Each version is as good as the other, so it counts as a copy, and nobody says which one it
+//! holds: pool and disk of one host may differ, too. Who lends a block tells the checksum of what it lends.
 //!
 //! **Removals** are facts that every host tells on ([`removals`]). Puts and removals are ordered by their
 //! [`Generation`]: a claim that is older than a removal of the block does not count, whichever host makes it.
@@ -54,8 +54,8 @@ pub struct Generation(pub u64);
 /// What a host says of a block that it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holding {
+    /// Of the largest version.
     pub size: u32,
-    pub checksum: u64,
     /// How many hosts should hold it.
     pub target: u8,
     /// The host that took the put.
@@ -186,15 +186,6 @@ impl Nodes {
     }
 }
 
-/// Size and checksum of what a host holds.
-pub type Version = (u32, u64);
-
-impl Holding {
-    pub fn version(&self) -> Version {
-        (self.size, self.checksum)
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Block {
     holding: Holding,
@@ -214,8 +205,6 @@ pub struct Log {
 pub struct Table {
     nodes: Vec<NodeId>,
     blocks: HashMap<BlockKey, Block>,
-    /// Holders whose version is another than that in `blocks`, by block. Few.
-    versions: HashMap<BlockKey, Vec<(usize, Version)>>,
     /// The blocks that each host, by its place, holds or has let go: what one host said is found without a walk over all.
     spoken_of: Vec<BTreeSet<BlockKey>>,
     /// Blocks that this host holds, and those that too few hosts hold.
@@ -229,7 +218,6 @@ pub struct Table {
     removals: Removals,
     log: Arc<Mutex<Log>>,
     refused: u64,
-    conflicts: u64,
 }
 
 impl Table {
@@ -242,7 +230,6 @@ impl Table {
             spoken_of: vec![BTreeSet::new(); nodes.len()],
             nodes,
             blocks: HashMap::new(),
-            versions: HashMap::new(),
             own: 0,
             short: 0,
             cursor: BlockKey::default(),
@@ -251,7 +238,6 @@ impl Table {
             removals: Removals::new(REMOVALS_MAX),
             log,
             refused: 0,
-            conflicts: 0,
         }
     }
 
@@ -272,14 +258,8 @@ impl Table {
             }
         };
         let before = *block;
-        if block.holding.version() != holding.version() || self.versions.contains_key(&key) {
-            let versions = self.versions.entry(key).or_default();
-            self.conflicts += u64::from(block.note_version(versions, place, holding.version()));
-            if versions.is_empty() {
-                self.versions.remove(&key);
-            }
-        }
         // A host that hears both of two claims comes to the same result, in either order.
+        block.holding.size = before.holding.size.max(holding.size);
         block.holding.target = before.holding.target.max(holding.target);
         block.holding.primary = before.holding.primary.min(holding.primary);
         block.holding.generation = before.holding.generation.max(holding.generation);
@@ -306,7 +286,7 @@ impl Table {
         if why == Gone::LetGo {
             block.let_go.insert(place);
         }
-        if self.after_a_loss(key, before, place) && why == Gone::Lost {
+        if self.after_a_loss(key, before) && why == Gone::Lost {
             self.orphan(key, before.holding);
         }
         if place == 0 {
@@ -334,7 +314,6 @@ impl Table {
         if self.was_put_since(key, at) {
             return Some(Removal::Keep);
         }
-        self.versions.remove(&key);
         let block = self.blocks.remove(&key);
         self.changed(key, block, None);
         if block.is_none_or(|block| !block.holders.has(0)) {
@@ -406,7 +385,7 @@ impl Table {
             lost += usize::from(before.holders.has(place));
             block.holders.remove(place);
             block.let_go.remove(place);
-            if self.after_a_loss(key, before, place) {
+            if self.after_a_loss(key, before) {
                 self.orphan(key, before.holding);
             }
         }
@@ -426,16 +405,10 @@ impl Table {
         orphans
     }
 
-    /// The host at `place` no longer holds a block, which was `before`. If no host does, nothing is known of it. Returns
+    /// A host no longer holds a block, which was `before`. If no host does, nothing is known of it. Returns
     /// whether that is so.
-    fn after_a_loss(&mut self, key: BlockKey, before: Block, place: usize) -> bool {
+    fn after_a_loss(&mut self, key: BlockKey, before: Block) -> bool {
         let Some(block) = self.blocks.get_mut(&key) else { return false };
-        if let Some(versions) = self.versions.get_mut(&key) {
-            block.lose_version(versions, place);
-            if versions.is_empty() {
-                self.versions.remove(&key);
-            }
-        }
         let after = Some(*block).filter(|block| !block.holders.is_empty());
         if after.is_none() {
             self.blocks.remove(&key);
@@ -462,13 +435,6 @@ impl Table {
     /// What is known of a block, whichever host holds it.
     pub fn holding(&self, key: BlockKey) -> Option<Holding> {
         self.blocks.get(&key).map(|block| block.holding)
-    }
-
-    /// What the host at `place` holds under this key.
-    pub fn version(&self, key: BlockKey, place: usize) -> Option<Version> {
-        let block = self.blocks.get(&key).filter(|block| block.holders.has(place))?;
-        let other = self.versions.get(&key).and_then(|versions| of(versions, place));
-        Some(other.unwrap_or_else(|| block.holding.version()))
     }
 
     pub fn holders(&self, key: BlockKey) -> Nodes {
@@ -558,9 +524,9 @@ impl Table {
         self.blocks.is_empty()
     }
 
-    /// Blocks not taken in because the table was full, and claims of another version than was known, since the start.
-    pub fn refusals(&self) -> (u64, u64) {
-        (self.refused, self.conflicts)
+    /// Blocks not taken in because the table was full, since the start.
+    pub fn refusals(&self) -> u64 {
+        self.refused
     }
 
     /// Copies on this host, and blocks that too few hosts hold.
@@ -580,46 +546,6 @@ impl Block {
     fn missing(&self) -> usize {
         usize::from(self.holding.target).saturating_sub(self.holders.len() + self.let_go.len())
     }
-
-    /// Notes which version the host at `place` holds; `versions` are the holders of others than its own. Returns whether it is
-    /// another than was known of that host.
-    fn note_version(&mut self, versions: &mut Vec<(usize, Version)>, place: usize, version: Version) -> bool {
-        let main = self.holding.version();
-        let known = of(versions, place).unwrap_or(main);
-        versions.retain(|(other, _)| *other != place);
-        if version == main {
-            return known != version;
-        }
-        if place == 0 {
-            // A host speaks of its own version.
-            let others = self.holders.iter().filter(|&other| other != 0 && of(versions, other).is_none());
-            let others: Vec<_> = others.map(|other| (other, main)).collect();
-            versions.extend(others);
-            self.take_version(versions, version);
-        } else {
-            versions.push((place, version));
-        }
-        known != version
-    }
-
-    /// The host at `place` no longer holds it. If nobody is left that holds the version spoken of, another one is spoken of.
-    fn lose_version(&mut self, versions: &mut Vec<(usize, Version)>, place: usize) {
-        versions.retain(|(other, _)| *other != place);
-        if self.holders.len() == versions.len()
-            && let Some(&(_, version)) = versions.first()
-        {
-            self.take_version(versions, version);
-        }
-    }
-
-    fn take_version(&mut self, versions: &mut Vec<(usize, Version)>, version: Version) {
-        (self.holding.size, self.holding.checksum) = version;
-        versions.retain(|(_, other)| *other != version);
-    }
-}
-
-fn of(versions: &[(usize, Version)], place: usize) -> Option<Version> {
-    versions.iter().find(|(other, _)| *other == place).map(|(_, version)| *version)
 }
 
 impl Log {

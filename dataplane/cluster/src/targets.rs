@@ -6,8 +6,7 @@
 //! blocks that a tier of it still has are claimed as before; the rest follows from that. It is soft state: without it, a
 //! block is not copied again before somebody asks for that.
 //!
-//! A record is the key (16 B, big-endian) and 30 B: version, target, size, checksum, primary, generation; version 1 has no
-//! generation.
+//! A record is the key (16 B, big-endian) and 22 B: version, target, size, primary, generation.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,10 +21,8 @@ use kvasir_protocol::block::{BATCH_MAX, BlockKey};
 use kvasir_state_db as state_db;
 use kvasir_store::tiering::Tiering;
 
-const VERSION: u8 = 2;
-const RECORD_LEN: usize = 30;
-/// Length of a record of version 1.
-const RECORD_LEN_1: usize = 22;
+const VERSION: u8 = 3;
+const RECORD_LEN: usize = 22;
 const CACHE_BYTES: u64 = 8 << 20;
 /// The longest time for which a fact is written and may still be lost.
 const FLUSH: Duration = Duration::from_millis(200);
@@ -82,7 +79,7 @@ impl Shared {
             let (mut gone, mut removed) = (sled::Batch::default(), Vec::new());
             let mut table = self.table();
             for ((key, holding), found) in kept.into_iter().zip(found) {
-                let holding = holding.filter(|holding| found.size == Some(holding.size));
+                let holding = holding.zip(found.size).map(|(holding, size)| Holding { size, ..holding });
                 let heard = holding.map(|holding| {
                     self.copies.generations.heard(holding.generation);
                     table.holds(0, key, holding)
@@ -147,13 +144,12 @@ impl Shared {
 
 /// The record of a holding.
 pub fn encode(holding: &Holding) -> [u8; RECORD_LEN] {
-    let Holding { size, checksum, target, primary, generation } = *holding;
+    let Holding { size, target, primary, generation } = *holding;
     let mut record = [0; RECORD_LEN];
     (record[0], record[1]) = (VERSION, target);
     record[2..6].copy_from_slice(&size.to_le_bytes());
-    record[6..14].copy_from_slice(&checksum.to_le_bytes());
-    record[14..22].copy_from_slice(&primary.0.to_le_bytes());
-    record[22..].copy_from_slice(&generation.0.to_le_bytes());
+    record[6..14].copy_from_slice(&primary.0.to_le_bytes());
+    record[14..].copy_from_slice(&generation.0.to_le_bytes());
     record
 }
 
@@ -161,22 +157,14 @@ pub fn encode(holding: &Holding) -> [u8; RECORD_LEN] {
 pub fn decode(record: &[u8]) -> Option<Holding> {
     let ([version, target], rest) = record.split_first_chunk()?;
     let (size, rest) = rest.split_first_chunk()?;
-    let (checksum, rest) = rest.split_first_chunk()?;
-    let (primary, rest) = rest.split_first_chunk()?;
-    let generation = match (version, record.len()) {
-        // This is older than any removal.
-        (1, RECORD_LEN_1) => 0,
-        (&VERSION, RECORD_LEN) => u64::from_le_bytes(rest.try_into().ok()?),
-        _ => return None,
-    };
+    let (primary, generation) = rest.split_first_chunk()?;
     let holding = Holding {
         size: u32::from_le_bytes(*size),
-        checksum: u64::from_le_bytes(*checksum),
         target: *target,
         primary: NodeId(u64::from_le_bytes(*primary)),
-        generation: Generation(generation),
+        generation: Generation(u64::from_le_bytes(generation.try_into().ok()?)),
     };
-    (holding.size > 0).then_some(holding)
+    (*version == VERSION && holding.size > 0).then_some(holding)
 }
 
 #[cfg(test)]
@@ -186,7 +174,7 @@ mod tests {
 
     fn holding(size: u32) -> Holding {
         let generation = Generation(u64::MAX - 9);
-        Holding { size, checksum: u64::MAX - 7, target: 3, primary: NodeId::of("a"), generation }
+        Holding { size, target: 3, primary: NodeId::of("a"), generation }
     }
 
     fn kept(targets: &Targets) -> Vec<(u128, Option<Holding>)> {
@@ -211,13 +199,14 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_the_first_version_is_older_than_any_removal() {
-        let mut record = encode(&holding(5)).to_vec();
-        (record[0], record[1]) = (1, 3);
-        record.truncate(RECORD_LEN_1);
-        assert_eq!(decode(&record), Some(Holding { generation: Generation(0), ..holding(5) }));
-        record.push(0);
-        assert_eq!(decode(&record), None);
+    fn a_record_of_another_version_or_length_is_none() {
+        let record = encode(&holding(5));
+        assert_eq!(decode(&record), Some(holding(5)));
+        let mut other = record;
+        other[0] = VERSION - 1;
+        for record in [&other[..], &record[1..], &record[..RECORD_LEN - 1], &[&record[..], &[0]].concat()] {
+            assert_eq!(decode(record), None);
+        }
     }
 
     #[test]

@@ -139,10 +139,9 @@ impl Host {
 
     /// Says that it holds a block, and that no more copies are wanted.
     fn claim(&self, n: u32) {
-        let (size, checksum) = (BLOCK, kvasir_protocol::block::checksum(&content(n)));
         let shared = &self.cluster.shared;
         let (primary, generation) = (NodeId::of(&shared.config.name), shared.copies.generations.next());
-        shared.table().holds(0, key(n), Holding { size, checksum, target: 1, primary, generation });
+        shared.table().holds(0, key(n), Holding { size: BLOCK, target: 1, primary, generation });
         shared.copies.changed();
     }
 
@@ -263,6 +262,22 @@ fn two_versions_of_a_block_are_two_copies() {
     assert_eq!(hosts[0].cluster.stats().corrupt, 0);
 }
 
+/// As when a disk has another version than its pool had.
+#[test]
+fn what_a_holder_lends_counts_whichever_version_it_had_before() {
+    let (hosts, _) = start_all(2);
+    hosts[0].put_copies(1..2, 2);
+    until("a copy", || settled(&[&hosts[0], &hosts[1]], 1..2, 2));
+    let now_ms = || hosts[1].clock.now_ms();
+    hosts[1].store.remove(&[key(1)], now_ms()).unwrap();
+    hosts[1].put_other(1);
+    hosts[0].store.remove(&[key(1)], hosts[0].clock.now_ms()).unwrap();
+    let owner = hosts[0].store.new_owner();
+    let found = hosts[0].tiering.get(owner, &[key(1)], 0, hosts[0].clock.now_ms()).unwrap()[0];
+    let Lookup::Hit(lease) = found else { panic!("{found:?}") };
+    assert_eq!(lease.checksum, kvasir_protocol::block::checksum(&content(OTHER + 1)));
+}
+
 #[test]
 fn a_lost_host_is_made_up_for_and_nothing_is_doubled_when_it_returns() {
     let (mut hosts, ports) = start_all(3);
@@ -318,7 +333,6 @@ fn a_copy_that_was_taken_is_not_made_again_at_its_lender() {
     let loan = lender.lend(lender.owner, &[key(1)]).remove(0).unwrap();
     let holding = Holding {
         size: loan.meta.size,
-        checksum: loan.checksum,
         target: 2,
         primary: NodeId::of("host-0"),
         generation: lender.copies.generations.next(),

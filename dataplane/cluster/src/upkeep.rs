@@ -403,11 +403,7 @@ impl Shared {
         for link in peers {
             let Some(borrowed) = self.borrow(link, &[key], REPAIR) else { continue };
             let Some((loan, holding)) = borrowed.loans[0].zip(holding) else { continue };
-            let version = (loan.meta.size, loan.checksum);
-            let known = self.table().version(key, link.place) == Some(version);
-            let holding = Holding { size: loan.meta.size, checksum: loan.checksum, ..holding };
-            let taken =
-                if known { self.take_in(link, &[(loan, holding)], borrowed.lease_ms) } else { Vec::new() };
+            let taken = self.take_in(link, &[(loan, holding)], borrowed.lease_ms);
             self.give_back(link, borrowed.run, [&loan]);
             if matches!(taken[..], [Copied::Done | Copied::Had]) {
                 add(&self.counts.repaired, 1);
@@ -452,8 +448,7 @@ mod tests {
             host.store.put(host.store.new_owner(), &meta, b"a block.", 0).unwrap()
         };
         put(&host);
-        let checksum = kvasir_protocol::block::checksum(b"a block.");
-        let holding = Holding { size: 8, checksum, target: 1, primary: before, generation: Generation(1) };
+        let holding = Holding { size: 8, target: 1, primary: before, generation: Generation(1) };
         for place in [0, 1] {
             shared.table().holds(place, key, holding);
         }
@@ -469,8 +464,7 @@ mod tests {
     fn a_copy_counts_when_its_holder_says_so_and_not_by_an_answer() {
         let (host, _peer) = pair_of_hosts();
         let (shared, key) = (&host.cluster.shared, BlockKey(1));
-        let holding =
-            Holding { size: 1, checksum: 1, target: 2, primary: NodeId(0), generation: Generation(1) };
+        let holding = Holding { size: 1, target: 2, primary: NodeId(0), generation: Generation(1) };
         shared.table().holds(0, key, holding);
         let loan = Loan { meta: BlockMeta::single(key, 1), checksum: 1, offset: 0, lease: 0 };
         // An answer that was long on its way: the peer holds no such block.

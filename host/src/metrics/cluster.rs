@@ -52,8 +52,7 @@ pub(super) fn replicas(page: &mut Page, cluster: &Cluster) {
             .by("why", why, count);
     }
     page.counter("kvasir_replicas_refused_total", "Blocks whose copies are not tracked, by reason")
-        .by("why", "table_full", s.table_full)
-        .by("why", "conflict", s.conflicts);
+        .by("why", "table_full", s.table_full);
     page.counter(
         "kvasir_targets_restored_total",
         "Copies that this host held before its last start and still knew of",

@@ -18,7 +18,7 @@ fn names() -> Vec<NodeId> {
 
 fn holding(n: u8, target: u8, primary: usize) -> Holding {
     let generation = Generation(1);
-    Holding { size: 100 + u32::from(n), checksum: n.into(), target, primary: names()[primary], generation }
+    Holding { size: 100 + u32::from(n), target, primary: names()[primary], generation }
 }
 
 /// A host, its table, and how far it has heard each other host (`None`: not connected).
@@ -269,7 +269,7 @@ fn a_full_table_refuses() {
     assert_eq!(table.holds(0, key(1), holding(1, 2, 0)), Heard::New);
     assert_eq!(table.holds(0, key(1), holding(1, 2, 0)), Heard::Known);
     assert_eq!(table.holds(1, key(2), holding(2, 2, 1)), Heard::Full);
-    assert_eq!((table.refusals(), table.len(), table.log().end()), ((1, 0), 1, 1));
+    assert_eq!((table.refusals(), table.len(), table.log().end()), (1, 1, 1));
     let at = Generation(2);
     assert_eq!((table.remove(key(1), at), table.remove(key(1), at)), (Some(Removal::Drop), None));
     let told = vec![Fact::Removed(key(1), at), Fact::Gone(key(1), Gone::Lost)];
@@ -321,35 +321,16 @@ fn what_was_let_go_is_not_missed_but_what_was_lost_is() {
 }
 
 #[test]
-fn other_bytes_under_the_same_key_are_a_copy_of_their_own_version() {
+fn other_bytes_under_the_same_key_are_a_copy() {
     let mut table = Table::new(names(), 100, 8);
     let (theirs, own) = (holding(1, 2, 0), holding(9, 2, 0));
     // Heard before this host has it.
     table.holds(1, key(1), theirs);
     assert_eq!(table.holds(0, key(1), own), Heard::New);
-    assert_eq!(
-        (table.version(key(1), 0), table.version(key(1), 1)),
-        (Some(own.version()), Some(theirs.version()))
-    );
     assert_eq!(table.duty(key(1)), Duty::Nothing, "both count, and nobody offers theirs again");
-    assert_eq!(table.own().0, [Fact::Holds(key(1), own)], "a host speaks of what it has");
-    assert_eq!((table.holds(1, key(1), theirs), table.refusals()), (Heard::Known, (0, 1)));
-
-    // A third one has the same as this host, which then loses its own.
-    table.holds(2, key(1), own);
-    table.gone(0, key(1), Gone::Lost);
-    assert_eq!(table.holding(key(1)).unwrap().version(), own.version());
-    table.lose(2);
-    assert_eq!(table.holding(key(1)).unwrap().version(), theirs.version(), "what is left is spoken of");
-    assert_eq!((table.version(key(1), 1), table.version(key(1), 0)), (Some(theirs.version()), None));
-    assert!(table.versions.is_empty());
-
-    // One that was damaged may come back as another's version.
-    table.holds(0, key(1), own);
-    table.holds(0, key(1), theirs);
-    assert!(table.versions.is_empty() && table.version(key(1), 0) == Some(theirs.version()));
-    table.holds(1, key(1), own);
-    assert!(table.remove(key(1), Generation(2)).is_some() && table.versions.is_empty());
+    assert_eq!(table.own().0, [Fact::Holds(key(1), own)]);
+    assert_eq!(table.holds(1, key(1), theirs), Heard::Known);
+    assert_eq!(table.holding(key(1)), Some(own), "of two sizes the larger, whichever was heard last");
 }
 
 #[test]

@@ -58,7 +58,6 @@ fn lies(theirs: u64) -> Vec<Request> {
     let huge = Loan { meta: huge, offset: u64::MAX, lease: u64::MAX, ..loan(50) };
     let holding = Holding {
         size: BLOCK,
-        checksum: 7,
         target: 255,
         primary: table::NodeId(u64::MAX),
         generation: Generation(u64::MAX),
@@ -226,7 +225,6 @@ fn answer_with_lies(listener: &TcpListener, stop: &AtomicBool, lent: &AtomicU64)
                 Request::Watch { .. } => {
                     let holding = Holding {
                         size: 0,
-                        checksum: 1,
                         target: 255,
                         primary: table::NodeId(0),
                         generation: Generation(1),
