@@ -86,8 +86,15 @@ pub enum Request {
     /// Blocks are removed everywhere, in what was put before that.
     Remove { keys: Vec<BlockKey>, at: Generation },
     /// Is about to write blocks layer by layer. `id` is new with every hand-over, and names it from here on. Each block was
-    /// put after what `put_after` has for it: a removal that came later removes it.
-    Open { id: u64, keep: Keep, layers: u32, blocks: Vec<BlockMeta>, put_after: Vec<Generation> },
+    /// put after what `put_after` has for it, where a removal that came later removes it, and before `now`.
+    Open {
+        id: u64,
+        keep: Keep,
+        layers: u32,
+        blocks: Vec<BlockMeta>,
+        put_after: Vec<Generation>,
+        now: Generation,
+    },
     /// Has written all layers of it; one checksum per block.
     Settle { id: u64, checksums: Vec<u64> },
     /// Will not write any more of it.
@@ -191,11 +198,11 @@ impl Request {
             Self::Remove { keys, at } => keys.len() <= BATCH_MAX && at.is_plausible(),
             Self::Has { keys } => keys.len() <= BATCH_MAX,
             Self::Settle { checksums, .. } => checksums.len() <= BATCH_MAX,
-            Self::Open { blocks, put_after, .. } => {
+            Self::Open { blocks, put_after, now, .. } => {
                 blocks.len() <= BATCH_MAX
                     && blocks.len() == put_after.len()
                     && blocks.iter().all(|meta| meta.size > 0)
-                    && put_after.iter().all(|at| at.is_plausible())
+                    && put_after.iter().chain([now]).all(|at| at.is_plausible())
             }
         }
     }
@@ -300,7 +307,7 @@ mod tests {
                 .prop_map(|((id, request, layers), blocks)| {
                     let keep = request.map_or(Keep::Each, |request| Keep::All { request });
                     let put_after = (0..blocks.len() as u64).map(Generation).collect();
-                    Request::Open { id, keep, layers, blocks, put_after }
+                    Request::Open { id, keep, layers, blocks, put_after, now: Generation(id) }
                 }),
             (any::<u64>(), prop::collection::vec(any::<u64>(), 0..9))
                 .prop_map(|(id, checksums)| Request::Settle { id, checksums }),

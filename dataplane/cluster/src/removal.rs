@@ -57,7 +57,7 @@ impl Generations {
     }
 
     /// No generation so far is later.
-    fn now(&self) -> Generation {
+    pub(super) fn now(&self) -> Generation {
         Generation(now_us().max(self.0.load(Ordering::SeqCst)))
     }
 

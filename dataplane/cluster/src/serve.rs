@@ -168,7 +168,9 @@ impl Answering<'_> {
             }
             Request::Has { keys } => Reply::Has { held: shared.has_here(&keys) },
             Request::Remove { keys, at } => Reply::Removed { removed: shared.remove_here(&keys, at) },
-            Request::Open { id, keep, layers, blocks, put_after } => {
+            Request::Open { id, keep, layers, blocks, put_after, now } => {
+                // A removal of what comes is later than its put, though this host's clock may be behind.
+                shared.heard(now);
                 let blocks = blocks.into_iter().zip(put_after).collect();
                 shared.receiving.open(self.link, id, keep, layers, blocks)
             }

@@ -2,7 +2,7 @@
 //! again if one was damaged.
 
 use parking_lot::{Condvar, Mutex};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::counts::add;
@@ -40,8 +40,24 @@ const REPAIR: Duration = Duration::from_secs(2);
 pub(super) struct Todo {
     list: Mutex<List>,
     changed: Condvar,
-    /// Copies that were ordered and are not yet done, and those that a peer has and has not yet told of, by block.
+    /// Copies that were ordered and are not yet done, by block.
     ordered: Mutex<HashMap<BlockKey, Nodes>>,
+    /// Blocks that peers have lent and not told of yet, by the place of the peer.
+    untold: Mutex<HashMap<usize, Untold>>,
+}
+
+/// Blocks that a peer has lent, so it has them, while its news of that may be on their way over another connection.
+#[derive(Default)]
+struct Untold {
+    since_its_last_news: HashSet<BlockKey>,
+    /// Its next news were asked for when these had been lent, and tell of them, or it has none any more: it may have been started again.
+    before: HashSet<BlockKey>,
+}
+
+impl Untold {
+    fn has(&self, key: BlockKey) -> bool {
+        self.since_its_last_news.contains(&key) || self.before.contains(&key)
+    }
 }
 
 #[derive(Default)]
@@ -82,8 +98,12 @@ impl Todo {
         (list.keys.drain(..).collect(), std::mem::take(&mut list.all))
     }
 
+    /// Where a copy is ordered or expected.
     fn ordered(&self, key: BlockKey) -> Nodes {
-        self.ordered.lock().get(&key).copied().unwrap_or_default()
+        let mut nodes = self.ordered.lock().get(&key).copied().unwrap_or_default();
+        let untold = self.untold.lock();
+        untold.iter().filter(|(_, untold)| untold.has(key)).for_each(|(place, _)| nodes.insert(*place));
+        nodes
     }
 
     /// Whether no copy of a block is ordered or expected.
@@ -100,14 +120,22 @@ impl Todo {
         done_of(&mut self.ordered.lock(), key, place);
     }
 
-    /// A peer lends a block to be copied here, so it has it. Its own news of that may still be on their way, over another
-    /// connection; until they come, the table does not count it and nothing is missing.
+    /// A peer has lent a block to be copied here. Until its news tell of it, the table does not count it and nothing is missing.
     pub(super) fn expect_news(&self, key: BlockKey, place: usize) {
-        self.order(key, place);
+        self.untold.lock().entry(place).or_default().since_its_last_news.insert(key);
     }
 
     /// The news of a peer came; if it said everything, nothing more is expected of it.
-    pub(super) fn told(&self, place: usize, everything: bool, keys: impl Iterator<Item = BlockKey>) {
+    pub(super) fn told(&self, place: usize, everything: bool, keys: impl Iterator<Item = BlockKey> + Clone) {
+        if let Some(untold) = self.untold.lock().get_mut(&place) {
+            untold.before = std::mem::take(&mut untold.since_its_last_news);
+            if everything {
+                untold.before.clear();
+            }
+            for key in keys.clone() {
+                untold.before.remove(&key);
+            }
+        }
         let mut ordered = self.ordered.lock();
         if everything {
             ordered.retain(|_, nodes| {
@@ -458,6 +486,25 @@ mod tests {
         put(&peer);
         shared.trim(&tiering, &[key]);
         assert!(!host.store.exists(&[key]).unwrap()[0], "now it does");
+    }
+
+    #[test]
+    fn what_a_peer_lent_is_expected_until_it_must_have_told_of_it() {
+        let (todo, key, told) = (Todo::default(), BlockKey(1), || std::iter::empty());
+        todo.expect_news(key, 3);
+        // Perhaps asked for before it was lent.
+        todo.told(3, false, told());
+        todo.told(2, true, told());
+        assert_eq!(todo.ordered(key), Nodes::one(3));
+        todo.told(3, false, told());
+        assert!(todo.is_done(key), "of the process that lent it nobody hears any more");
+
+        todo.expect_news(key, 3);
+        todo.told(3, false, std::iter::once(key));
+        assert!(todo.is_done(key));
+        todo.expect_news(key, 3);
+        todo.told(3, true, told());
+        assert!(todo.is_done(key));
     }
 
     #[test]

@@ -209,7 +209,8 @@ impl HandingOver {
         let blocks = self.sources.iter().map(|source| source.meta).collect();
         let layers = self.layers.len() as u32;
         let put_after = self.sources.iter().map(|source| source.put_after).collect();
-        let open = Request::Open { id: self.id, keep, layers, blocks, put_after };
+        let now = self.shared.copies.generations.now();
+        let open = Request::Open { id: self.id, keep, layers, blocks, put_after, now };
         self.is_asked = true;
         let reply = self.link.call(&open, ANSWER).map_err(|error| not_taken(error.to_string()))?;
         let Reply::Opened { segment, wanted } = reply else {

@@ -76,8 +76,8 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(120)
 }
 
-#[test]
-fn a_sender_that_the_receiver_never_reached_is_not_given_up() {
+/// The second hears nothing of the first, only what that one asks. Where it tries to hear it is the third.
+fn pair_of_which_one_is_not_heard() -> (Host, Host, TcpListener) {
     let ports = ports(2);
     let deaf = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = deaf.local_addr().unwrap().to_string();
@@ -88,6 +88,23 @@ fn a_sender_that_the_receiver_never_reached_is_not_given_up() {
         config.peers[0].address = address;
     });
     until("the receiver is up", || from.up() == 1);
+    (from, to, deaf)
+}
+
+#[test]
+fn what_is_removed_after_a_push_is_removed_later_than_it_was_put() {
+    let (from, to, _deaf) = pair_of_which_one_is_not_heard();
+    let generations = |host: &Host| host.cluster.shared.copies.generations.next();
+    let ahead = Generation(generations(&from).0 + 1_800_000_000);
+    from.cluster.shared.heard(ahead);
+    from.put(1);
+    assert_eq!(from.cluster.push("host-1", &[key(1)]).unwrap(), [Pushed::Done]);
+    assert!(generations(&to) > ahead, "though its clock is behind");
+}
+
+#[test]
+fn a_sender_that_the_receiver_never_reached_is_not_given_up() {
+    let (from, to, deaf) = pair_of_which_one_is_not_heard();
     let (numbers, owner) = ([1, 2], from.store.new_owner());
     let mut handing = from.begin(owner, 7, &numbers);
     // When the receiver tries again, the previous attempt has failed.

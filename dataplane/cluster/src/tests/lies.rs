@@ -69,7 +69,7 @@ fn lies(theirs: u64) -> Vec<Request> {
     let open = |id, keep, layers, loans: Vec<Loan>| {
         let blocks: Vec<_> = loans.iter().map(|loan| loan.meta).collect();
         let put_after = vec![Generation(1); blocks.len()];
-        Request::Open { id, keep, layers, blocks, put_after }
+        Request::Open { id, keep, layers, blocks, put_after, now: Generation(1) }
     };
     let whole = |layers, loans| open(9, Keep::All { request: 9 }, layers, loans);
     let each = |id, loans| open(id, Keep::Each, 1, loans);
@@ -115,6 +115,7 @@ fn lies(theirs: u64) -> Vec<Request> {
             layers: 1,
             blocks: vec![loan(90).meta],
             put_after: vec![Generation(1); 2],
+            now: Generation(1),
         },
         Request::Open {
             id: 10,
@@ -122,6 +123,15 @@ fn lies(theirs: u64) -> Vec<Request> {
             layers: 1,
             blocks: vec![loan(90).meta],
             put_after: vec![Generation(u64::MAX)],
+            now: Generation(1),
+        },
+        Request::Open {
+            id: 10,
+            keep: Keep::Each,
+            layers: 1,
+            blocks: vec![loan(90).meta],
+            put_after: vec![Generation(1)],
+            now: Generation(u64::MAX),
         },
         Request::Describe,
     ]
