@@ -180,6 +180,9 @@ impl Shared {
     fn has(&self, link: &Link, loan: &Loan, holding: Holding) -> Copied {
         let stat = self.store.stat(&[loan.meta.key]).unwrap_or_default().pop().flatten();
         match stat {
+            Some(stat) if stat.checksum != loan.checksum && planted::is(Bug::CountsOneVersionAlone) => {
+                Copied::Failed
+            }
             Some(stat) => {
                 let holding = Holding { size: stat.size, ..holding };
                 self.hold(&mut self.table(), link, loan.meta.key, holding, Copied::Had)

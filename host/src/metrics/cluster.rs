@@ -51,8 +51,11 @@ pub(super) fn replicas(page: &mut Page, cluster: &Cluster) {
         page.counter("kvasir_replicas_dropped_total", "Copies that this host no longer holds, by reason")
             .by("why", why, count);
     }
-    page.counter("kvasir_replicas_refused_total", "Blocks whose copies are not tracked, by reason")
-        .by("why", "table_full", s.table_full);
+    page.counter("kvasir_replicas_refused_total", "Blocks whose copies are not tracked, by reason").by(
+        "why",
+        "table_full",
+        s.table_full,
+    );
     page.counter(
         "kvasir_targets_restored_total",
         "Copies that this host held before its last start and still knew of",

@@ -13,7 +13,7 @@ use kvasir_protocol::block::BlockMeta;
 use kvasir_store::dram::Lookup;
 
 use crate::host::{Host, token};
-use crate::model::{Model, Run, content, key, tenant};
+use crate::model::{By, Model, Run, content, is_right, key, size, tenant};
 use crate::plan::{Call, ClientPlan};
 use crate::slow::read_slowly;
 use crate::violated;
@@ -131,7 +131,7 @@ impl Client {
     fn put(&mut self, host: &Reconnecting, n: u32) {
         let Some((connection, run)) = self.connect(host) else { return };
         self.model().promise(n);
-        let Some(put) = self.store(&connection, n) else { return };
+        let Some(put) = self.store(&connection, n, By::First) else { return };
         world::note(&format!("puts block {n}: {put:?}"));
         if put != Put::Stored {
             violated(&format!("block {n} has never been put, and a put answers {put:?}"));
@@ -142,13 +142,13 @@ impl Client {
         }
     }
 
-    fn store(&mut self, connection: &Connection, n: u32) -> Option<Put> {
-        let bytes = content(n);
+    fn store(&mut self, connection: &Connection, n: u32, by: By) -> Option<Put> {
+        let bytes = content(n, by);
         let meta = BlockMeta::single(key(n), bytes.len() as u32);
         self.call(connection, "a put", |host| host.put(&meta, &bytes))
     }
 
-    /// Puts what another client has put, as two do that compute the same. It asks for no copies.
+    /// Puts what another client has put, as two do that compute the same, not to the bit. It asks for no copies.
     fn put_too(&mut self, host: &Reconnecting) {
         let Some(n) = self.any(true) else { return };
         let Some((connection, run)) = self.connect(host) else { return };
@@ -161,7 +161,7 @@ impl Client {
             promise.put_too.insert(run.host);
             promise.putting += 1;
         }
-        let Some(put) = self.store(&connection, n) else { return };
+        let Some(put) = self.store(&connection, n, By::Another) else { return };
         world::note(&format!("puts block {n} too: {put:?}"));
         let mut model = self.model();
         model.counts.fault("blocks put twice");
@@ -186,20 +186,19 @@ impl Client {
         let Some(mut read) = self.call(&connection, "a get", |host| host.get(&[key(n)], 0)) else { return };
         let block = read.pop().flatten();
         world::note(&format!("reads block {n}: {}", if block.is_some() { "found" } else { "missing" }));
-        let (after, disks_failed) = {
+        let (after, is_promised) = {
             let mut model = self.model();
             *(if block.is_some() { &mut model.counts.hits } else { &mut model.counts.misses }) += 1;
-            (model.promise(n).clone(), model.disks_failed)
+            (model.promise(n).clone(), model.promises_blocks())
         };
         let Some(block) = block else {
-            if before.acknowledged == Some(run) && !after.removing && !disks_failed {
+            if before.acknowledged == Some(run) && !after.removing && is_promised {
                 violated(&format!("block {n} is missing at the host that has it"));
             }
             return;
         };
-        let mut bytes = content(n);
-        bytes.fill(0);
-        if block.copy_to(&mut bytes).is_err() || bytes != content(n) {
+        let mut bytes = vec![0; size(n)];
+        if block.copy_to(&mut bytes).is_err() || !is_right(n, 0..size(n), bytes) {
             violated(&format!("block {n} is read with wrong bytes"));
         }
         // One that ended meanwhile may have lost its disk.
@@ -318,7 +317,7 @@ pub(crate) fn read(host: &Host, blocks: &[u32]) -> BTreeSet<u32> {
     for (&n, lookup) in blocks.iter().zip(answer) {
         let Lookup::Hit(lease) = lookup else { continue };
         let bytes = host.store.pool().mapping().bytes(lease.offset, lease.size.into());
-        if bytes.is_none_or(|bytes| bytes != content(n)) {
+        if !bytes.is_some_and(|bytes| is_right(n, 0..size(n), bytes)) {
             violated(&format!("block {n} is read with wrong bytes"));
         }
         found.insert(n);

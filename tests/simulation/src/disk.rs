@@ -12,7 +12,7 @@ use kvasir_os::world::{self, Chance, Failing};
 use kvasir_protocol::block::{BlockMeta, checksum};
 use kvasir_store::store::{BlockStore, Get, Put, PutDone, Stored, TierError};
 
-use crate::model::{Counts, content, key};
+use crate::model::{By, Counts, content, key};
 use crate::violated;
 
 const HOST: usize = 0;
@@ -234,7 +234,7 @@ impl World {
         let found = match done.outcome {
             Ok(Some(loaded)) => {
                 let bytes = &done.buffer.bytes()[..loaded.meta.size as usize];
-                if bytes != content(n) {
+                if bytes != content(n, By::First) {
                     violated(&format!("block {n} is read with wrong bytes"));
                 }
                 true
@@ -284,7 +284,7 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> thread::JoinHandle
 }
 
 fn put(n: u32) -> Put {
-    let bytes = content(n);
+    let bytes = content(n, By::First);
     let meta = BlockMeta::single(key(n), bytes.len() as u32);
     Put { meta, checksum: checksum(&bytes), buffer: Buffer::copy_of(&bytes).into() }
 }

@@ -27,13 +27,25 @@ use kvasir_store::tiering::{AdmitAll, LevelStats, Tiering, TieringConfig};
 use crate::evictor::{self, Twins};
 use crate::model::TENANTS;
 
-/// Ample: nothing is evicted for want of space, so whatever is missing was lost.
-const POOL: u64 = 8 << 20;
-/// Ample as well.
-const DISK: u64 = 8 << 20;
+/// Bytes of a host's pool and disk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    pool: u64,
+    disk: u64,
+}
+
+impl Room {
+    /// Nothing is evicted for want of space, so whatever is missing was lost.
+    pub(crate) const AMPLE: Self = Self { pool: 8 << 20, disk: 8 << 20 };
+    /// Less than clients put.
+    pub(crate) const SMALL: Self = Self { pool: 192 << 10, disk: 512 << 10 };
+}
+
 const SEGMENT: u64 = 64 << 10;
 /// A tenth of what it is by default, so that most pauses outlast it.
 const LEASE: Duration = Duration::from_secs(1);
+/// A twentieth; a hand-over may take half of it.
+pub(crate) const RESERVATION: Duration = Duration::from_secs(3);
 /// Free share of a pool above a disk at which eviction stops: most blocks are on the disk alone.
 const FREE: f64 = 0.998;
 /// And below which the product's own thread begins to.
@@ -79,6 +91,7 @@ pub(crate) struct Host {
     pub(crate) clock: Clock,
     /// What tells this process from others.
     pub(crate) boot: u64,
+    room: Room,
     server: Server,
     /// If the product's own thread chooses.
     eviction: Option<Eviction>,
@@ -107,8 +120,14 @@ impl Host {
     }
 
     /// Starts number `n` of `count` hosts on a machine, which is its own or another; its threads are that machine's.
-    pub(crate) fn start(n: usize, machine: usize, count: usize, disk: Option<Disk>) -> anyhow::Result<Self> {
-        world::on_host(machine, || Self::start_here(n, machine, count, disk))
+    pub(crate) fn start(
+        n: usize,
+        machine: usize,
+        count: usize,
+        room: Room,
+        disk: Option<Disk>,
+    ) -> anyhow::Result<Self> {
+        world::on_host(machine, || Self::start_here(n, machine, count, room, disk))
     }
 
     /// Whether a tier of its own has a block.
@@ -127,7 +146,7 @@ impl Host {
             (
                 "bytes on their way down",
                 queued(|level| level.offload.queued_bytes),
-                traffic.queue_bytes.min(POOL / 4),
+                traffic.queue_bytes.min(self.room.pool / 4),
             ),
             ("bytes being loaded", tiers.loading_bytes, traffic.load_bytes),
             ("threads", world::threads(machine) as u64, THREADS + THREADS_OF_PEER * peers as u64 + clients),
@@ -162,7 +181,13 @@ impl Host {
         self.eviction.as_ref().map_or(0, |eviction| eviction.counts().promotions.load(Relaxed))
     }
 
-    fn start_here(n: usize, machine: usize, count: usize, disk: Option<Disk>) -> anyhow::Result<Self> {
+    fn start_here(
+        n: usize,
+        machine: usize,
+        count: usize,
+        room: Room,
+        disk: Option<Disk>,
+    ) -> anyhow::Result<Self> {
         let peer = |n: usize| PeerConfig {
             name: Self::name(n),
             address: address(n, 7100).to_string(),
@@ -183,8 +208,13 @@ impl Host {
             config.removals = Some(disk.folder.join("removals"));
         }
 
-        let mut dram =
-            DramConfig { pool_bytes: POOL, blocks_max: 1024, lease_ttl: LEASE, ..DramConfig::default() };
+        let mut dram = DramConfig {
+            pool_bytes: room.pool,
+            blocks_max: 1024,
+            lease_ttl: LEASE,
+            reservation_ttl: RESERVATION,
+            ..DramConfig::default()
+        };
         if disk.is_some() {
             (dram.low_free, dram.high_free) = (LOW, FREE);
         }
@@ -194,7 +224,7 @@ impl Host {
         let cluster = Cluster::open(config, Arc::clone(&store), clock, tell).context("the cluster")?;
         let mut below: Vec<Arc<dyn BlockStore>> = Vec::new();
         if let Some(disk) = &disk {
-            below.push(Arc::new(disk.open().context("the disk")?));
+            below.push(Arc::new(disk.open(room).context("the disk")?));
         }
         below.push(cluster.tier());
         let tiering = Tiering::start(Arc::clone(&store), below, Box::new(AdmitAll), traffic(), clock);
@@ -210,7 +240,7 @@ impl Host {
             Some(disk) => disk.evict(&tiering, clock).context("the evictor")?,
             None => None,
         };
-        Ok(Self { store, tiering, cluster, clock, boot, server, eviction })
+        Ok(Self { store, tiering, cluster, clock, boot, room, server, eviction })
     }
 }
 
@@ -237,9 +267,9 @@ impl Disk {
     }
 
     /// As the daemon opens it, and small.
-    fn open(&self) -> anyhow::Result<NvmeStore> {
+    fn open(&self, room: Room) -> anyhow::Result<NvmeStore> {
         let config = NvmeConfig {
-            capacity_bytes: DISK,
+            capacity_bytes: room.disk,
             segment_bytes: SEGMENT,
             queue_depth: 4,
             // Of every other disk.

@@ -12,6 +12,7 @@
 
 mod client;
 mod disk;
+mod engines;
 mod evictor;
 mod host;
 mod model;

@@ -1,10 +1,11 @@
 //! What was promised, and whether it is kept.
 //!
-//! Each block has a name of its own and one right content. One client puts it and asks for copies; later others put it too, at
+//! Each block has a name of its own, and two right contents. One client puts it and asks for copies; later others put it too, at
 //! other hosts, and ask for none. The model is told of each call before it is made and after it was answered, and forgets nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Range;
 
 use kvasir_cluster::ClusterStats;
 use kvasir_os::time::Duration;
@@ -14,7 +15,7 @@ use kvasir_protocol::block::BlockKey;
 use crate::violated;
 
 /// Whole words.
-const SIZES: [u32; 4] = [512, 4096, 9000, 20_000];
+const SIZES: [usize; 4] = [512, 4096, 9000, 20_000];
 
 /// One block.
 #[derive(Clone, Debug, Default)]
@@ -60,6 +61,8 @@ pub(crate) struct Model {
     pub(crate) forgotten: Vec<Run>,
     /// Disks have failed. What one does not take is dropped from the pool as any victim is, so that no block is promised any more.
     pub(crate) disks_failed: bool,
+    /// Pools and disks are small: of what does not fit, something is dropped, and no block is promised either.
+    pub(crate) drops: bool,
     /// The clock on the wall of some host was ahead.
     pub(crate) clocks_differ: bool,
     pub(crate) counts: Counts,
@@ -131,15 +134,31 @@ pub(crate) fn key(n: u32) -> BlockKey {
     BlockKey::from_engine_hash("simulation", &n.to_le_bytes()).of_tenant(tenant(n))
 }
 
-/// The only right content of a block.
-pub(crate) fn content(n: u32) -> Vec<u8> {
-    let size = SIZES[n as usize % SIZES.len()];
-    let word = |i: u64| (i ^ (u64::from(n) << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut bytes = vec![0; size as usize];
+/// Who computes a block: two that do need not agree to the bit.
+#[derive(Clone, Copy)]
+pub(crate) enum By {
+    First,
+    Another,
+}
+
+pub(crate) fn size(n: u32) -> usize {
+    SIZES[n as usize % SIZES.len()]
+}
+
+/// What a block is, as one computes it.
+pub(crate) fn content(n: u32, by: By) -> Vec<u8> {
+    let which = u64::from(n) << 32 | (by as u64) << 24;
+    let word = |i: u64| (i ^ which).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut bytes = vec![0; size(n)];
     for (i, chunk) in (0..).zip(bytes.chunks_exact_mut(8)) {
         chunk.copy_from_slice(&word(i).to_le_bytes());
     }
     bytes
+}
+
+/// Whether these are bytes of a block, as anybody computes it; `of` says which of them.
+pub(crate) fn is_right<B: PartialEq<[u8]>>(n: u32, of: Range<usize>, bytes: B) -> bool {
+    [By::First, By::Another].into_iter().any(|by| bytes == content(n, by)[of.clone()])
 }
 
 impl Model {
@@ -166,12 +185,21 @@ impl Model {
         self.runs.get(&boot).copied().unwrap_or_else(|| violated(&format!("no host is number {boot}")))
     }
 
-    /// Blocks that were acknowledged, that some host had after each crash, and that nobody has begun to remove.
+    /// Whether a host that has taken a block has it, as long as it does not crash.
+    pub(crate) fn promises_blocks(&self) -> bool {
+        !self.disks_failed && !self.drops
+    }
+
+    /// Blocks that must be there.
     pub(crate) fn kept(&self) -> impl Iterator<Item = u32> {
-        let kept =
+        self.known().filter(|_| self.promises_blocks())
+    }
+
+    /// Blocks that were acknowledged, that some host had after each crash, and that nobody has begun to remove.
+    pub(crate) fn known(&self) -> impl Iterator<Item = u32> {
+        let known =
             |promise: &Promise| promise.acknowledged.is_some() && !promise.is_lost && !promise.removing;
-        let promises = self.promises.iter().filter(|_| !self.disks_failed);
-        promises.filter(move |(_, promise)| kept(promise)).map(|(n, _)| *n)
+        self.promises.iter().filter(move |(_, promise)| known(promise)).map(|(n, _)| *n)
     }
 
     /// The host that has answered that a block is removed, if it has not forgotten it since.

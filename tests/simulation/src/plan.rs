@@ -27,6 +27,8 @@ pub(crate) struct Plan {
     pub(crate) hosts: usize,
     /// Hosts have an NVMe tier below their pools.
     pub(crate) disks: bool,
+    /// They have less room than clients put.
+    pub(crate) small: bool,
     /// In the order of time.
     pub(crate) events: Vec<Event>,
 }
@@ -45,6 +47,13 @@ pub(crate) struct Event {
 #[derive(Clone, Debug)]
 pub(crate) enum What {
     Client(ClientPlan),
+    HandOver(HandOverPlan),
+    /// Blocks that a host has go to another one.
+    Push {
+        from: usize,
+        to: usize,
+        seed: u64,
+    },
     /// Nothing that one machine sends reaches the other.
     Cut {
         from: usize,
@@ -100,7 +109,7 @@ pub(crate) enum Fault {
 impl What {
     fn fault(&self) -> Option<Fault> {
         match self {
-            Self::Client(_) => None,
+            Self::Client(_) | Self::HandOver(_) | Self::Push { .. } => None,
             Self::Cut { .. } | Self::Mend | Self::Reset => Some(Fault::Network),
             Self::Gone { .. } => Some(Fault::Clients),
             Self::Crash { .. } => Some(Fault::Crashes),
@@ -122,6 +131,18 @@ pub(crate) struct ClientPlan {
     /// Which of its calls it makes, of so many.
     pub(crate) calls: Vec<u32>,
     pub(crate) of: u32,
+}
+
+/// An engine at one host computes a block, and another reads it at another host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HandOverPlan {
+    /// Of the two engines the first.
+    pub(crate) machine: usize,
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    /// If it is a new one. Also the number of the request.
+    pub(crate) block: u32,
+    pub(crate) seed: u64,
 }
 
 /// A call of a client.
@@ -208,8 +229,9 @@ impl Plan {
     pub(crate) fn of(seed: u64, hosts: usize) -> Self {
         let mut chance = Chance::new(seed);
         let disks = chance.below(2) == 0;
+        let small = Chance::new(seed ^ 0x0073_6d61_6c6c).below(8) == 0;
         let mut planner = Planner {
-            plan: Self { hosts, disks, events: Vec::new() },
+            plan: Self { hosts, disks, small, events: Vec::new() },
             chance,
             size: Size::of(hosts),
             now: Duration::ZERO,
@@ -226,6 +248,7 @@ impl Plan {
             planner.leave_alone(Chance::new(seed ^ 0x616c_6f6e));
         }
         planner.set_clocks(Chance::new(seed ^ 0x636c_6f63_6b73));
+        planner.hand_over(Chance::new(seed ^ 0x6861_6e64));
         planner.plan.events.sort_by_key(|event| event.at);
         planner.plan
     }
@@ -455,6 +478,27 @@ impl Planner {
         }
     }
 
+    /// Some hand-overs and pushes, at any time.
+    fn hand_over(&mut self, mut chance: Chance) {
+        let hosts = self.plan.hosts as u64;
+        let most = 8 + 8 * self.size.rounds as u64;
+        let (hand_overs, pushes) = (chance.below(most), chance.below(most));
+        for number in 0..(hand_overs + pushes) as u32 {
+            let at = Duration::from_micros(chance.below(self.now.as_micros() as u64));
+            let from = chance.below(hosts);
+            let to = ((from + 1 + chance.below(hosts - 1)) % hosts) as usize;
+            let (from, seed) = (from as usize, chance.below(u64::MAX));
+            if u64::from(number) < hand_overs {
+                let (machine, block) = (self.next_client, self.blocks + number);
+                self.next_client += 2;
+                self.add_at(at, What::HandOver(HandOverPlan { machine, from, to, block, seed }));
+            } else {
+                self.add_at(at, What::Push { from, to, seed });
+            }
+        }
+        self.blocks += NAMES;
+    }
+
     fn send_clients(&mut self, host: usize) {
         for _ in 0..self.size.clients {
             let of = self.size.calls;
@@ -501,6 +545,13 @@ impl fmt::Display for Event {
             What::Client(client) => {
                 let calls: Vec<String> = client.calls.iter().map(|call| client.says(*call)).collect();
                 write!(f, "{} begins, at {}: {}", name(client.machine), name(client.host), calls.join(", "))
+            }
+            What::HandOver(HandOverPlan { from, to, block, .. }) => {
+                let (from, to) = (name(*from), name(*to));
+                write!(f, "block {block}, or one that is known, is handed over from {from} to {to}")
+            }
+            What::Push { from, to, .. } => {
+                write!(f, "{} pushes blocks to {}", name(*from), name(*to))
             }
             What::Cut { from, to } => {
                 write!(f, "nothing gets from {} to {} any more", name(*from), name(*to))

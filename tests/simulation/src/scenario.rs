@@ -10,9 +10,10 @@ use kvasir_os::time::{Duration, Instant};
 use kvasir_os::world::{self, Chance, Failing};
 
 use crate::client::{self, COPIES, Client};
-use crate::host::{Disk, Host, STALL};
+use crate::engines::{self, At, Producer, Reader};
+use crate::host::{Disk, Host, Room, STALL};
 use crate::model::{Counts, Model, Run, key};
-use crate::plan::{ClientPlan, Event, How, Plan, What};
+use crate::plan::{ClientPlan, Event, HandOverPlan, How, Plan, What};
 use crate::violated;
 
 /// By then hosts that hear each other have made every copy: reconnecting takes 2 s at most, repair 2 s, an audit 1 s.
@@ -35,7 +36,11 @@ pub(crate) struct Scenario {
     doubled: BTreeSet<usize>,
     model: Arc<Mutex<Model>>,
     clients: BTreeMap<usize, thread::JoinHandle<()>>,
+    /// What hands blocks over.
+    engines: Vec<thread::JoinHandle<()>>,
     seed: u64,
+    /// Of each host.
+    room: Room,
     /// Where the hosts' disks are, if they have any.
     disks: Option<PathBuf>,
     /// How they fail now.
@@ -59,9 +64,10 @@ impl Scenario {
     /// The hosts keep the files of their disks in `folder`.
     pub(crate) fn run(seed: u64, plan: &Plan, folder: PathBuf) -> Counts {
         let disks = plan.disks.then_some(folder);
+        let room = if plan.small { Room::SMALL } else { Room::AMPLE };
         let count = plan.hosts;
         let hosts: Vec<Arc<Host>> = (0..count)
-            .map(|host| start(host, host, count, disk(&disks, seed, Run { host, number: 0 })))
+            .map(|host| start(host, host, count, room, disk(&disks, seed, Run { host, number: 0 })))
             .collect();
         let empty = hosts[0].filled();
         let runs = (0..count).map(|host| Run { host, number: 0 }).collect();
@@ -75,11 +81,18 @@ impl Scenario {
             doubled: BTreeSet::new(),
             model,
             clients: BTreeMap::new(),
+            engines: Vec::new(),
             seed,
+            room,
             disks,
             failing: Failing::default(),
             empty,
         };
+        if plan.small {
+            let mut model = world.model();
+            model.drops = true;
+            model.counts.fault("a world with little room");
+        }
         (0..count).for_each(|host| world.enter(host));
         world.until("all hosts are up", |world| world.all_up());
         world.fail_for_a_while(plan);
@@ -141,6 +154,12 @@ impl Scenario {
         for (_, client) in std::mem::take(&mut self.clients) {
             let _ = client.join();
         }
+        for engine in std::mem::take(&mut self.engines) {
+            // One that was in a host as that crashed never ends.
+            while !engine.is_finished() && !engine.is_crashed() {
+                thread::sleep(LOOK);
+            }
+        }
     }
 
     fn act(&mut self, act: Act) {
@@ -164,6 +183,8 @@ impl Scenario {
     fn begin(&mut self, what: What) {
         let fault = match what {
             What::Client(client) => return self.send_client(client),
+            What::HandOver(plan) => return self.hand_over(plan),
+            What::Push { from, to, seed } => return self.push(from, to, seed),
             What::Mend => return world::mend(),
             What::Cut { from, to } => {
                 world::cut(from, to);
@@ -189,7 +210,7 @@ impl Scenario {
             What::Twin { host, machine, .. } => {
                 world::note(&format!("{} joins as host-{host}", world::name(machine)));
                 self.model().goes_by_clock_of(machine);
-                self.twins.insert(machine, start(host, machine, self.hosts.len(), None));
+                self.twins.insert(machine, start(host, machine, self.hosts.len(), self.room, None));
                 self.doubled.insert(host);
                 "a twin"
             }
@@ -217,6 +238,34 @@ impl Scenario {
         world::note(&format!("all disks fail as {failing:?}"));
         world::disks_fail(failing);
         self.failing = failing;
+    }
+
+    fn hand_over(&mut self, plan: HandOverPlan) {
+        if !self.alive[plan.from] || !self.alive[plan.to] {
+            return;
+        }
+        let mut chance = Chance::new(plan.seed);
+        let reader = Reader { at: self.at(plan.to), plan, chance: Chance::new(chance.below(u64::MAX)) };
+        let producer = Producer { at: self.at(plan.from), plan, chance };
+        self.send_engine(plan.machine, "engine", move || producer.work());
+        self.send_engine(plan.machine + 1, "engine", move || reader.work());
+    }
+
+    fn push(&mut self, from: usize, to: usize, seed: u64) {
+        if self.asked().any(|host| host == from) {
+            let at = self.at(from);
+            self.send_engine(from, "push", move || engines::push(&at, to, Chance::new(seed)));
+        }
+    }
+
+    fn at(&self, host: usize) -> At {
+        let (run, model) = (self.runs[host], Arc::clone(&self.model));
+        At { host: Arc::clone(&self.hosts[host]), run, model }
+    }
+
+    fn send_engine(&mut self, machine: usize, name: &str, work: impl FnOnce() + Send + 'static) {
+        let sent = world::on_host(machine, || thread::Builder::new().name(name.into()).spawn(work));
+        self.engines.push(sent.unwrap_or_else(|error| violated(&format!("no thread: {error}"))));
     }
 
     fn send_client(&mut self, plan: ClientPlan) {
@@ -309,7 +358,8 @@ impl Scenario {
         self.runs[host].number += 1;
         // What cannot be read while it starts is lost, which is for `--disk` to look at.
         world::disks_fail(Failing::default());
-        self.hosts[host] = start(host, host, self.hosts.len(), disk(&self.disks, self.seed, self.runs[host]));
+        let disk = disk(&self.disks, self.seed, self.runs[host]);
+        self.hosts[host] = start(host, host, self.hosts.len(), self.room, disk);
         world::disks_fail(self.failing);
         self.enter(host);
         self.alive[host] = true;
@@ -477,8 +527,8 @@ fn disk(disks: &Option<PathBuf>, seed: u64, run: Run) -> Option<Disk> {
     Some(Disk { folder: disk_folder(disks.as_ref()?, run.host), seed: chance.below(u64::MAX) })
 }
 
-fn start(host: usize, machine: usize, count: usize, disk: Option<Disk>) -> Arc<Host> {
-    match Host::start(host, machine, count, disk) {
+fn start(host: usize, machine: usize, count: usize, room: Room, disk: Option<Disk>) -> Arc<Host> {
+    match Host::start(host, machine, count, room, disk) {
         Ok(host) => Arc::new(host),
         Err(error) => violated(&format!("host-{host} does not start: {error:#}")),
     }

@@ -40,6 +40,8 @@ bugs! {
     LeavesRemovalsUntold,
     /// What a peer said before it was started again counts as if it still said so.
     BelievesAnEarlierRun,
+    /// A block that is there in another version than the one that is offered does not count as a copy.
+    CountsOneVersionAlone,
     /// A host that has a block which nobody claims any more does not take over.
     LeavesOrphans,
     /// A host orders puts and removals by its own clock, though it has heard of later ones.
@@ -60,6 +62,10 @@ bugs! {
     LooksAtPoolUnderState,
     /// What a client had reserved and was lent stays so when its connection has ended.
     KeepsPlacesOfTheGone,
+    /// A place that is taken back from a client which maps the pool goes to others at once, though it may still be writing there.
+    GivesPlacesOfWritersAway,
+    /// What a peer was writing is given up, and it may write on.
+    LetsPeersWriteOn,
     /// A put that is cut short is made visible as far as it came.
     KeepsPutsCutShort,
     /// A caller that acts for one tenant reaches the blocks of the one whose number it writes into a key.
