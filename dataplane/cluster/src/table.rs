@@ -54,7 +54,7 @@ pub struct Generation(pub u64);
 /// What a host says of a block that it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holding {
-    /// Of the largest version.
+    /// Of the version of the host that says it.
     pub size: u32,
     /// How many hosts should hold it.
     pub target: u8,
@@ -258,8 +258,13 @@ impl Table {
             }
         };
         let before = *block;
+        // Nobody else says how large this host's own version is.
+        block.holding.size = match (place, before.holders.has(0)) {
+            (0, _) => holding.size,
+            (_, true) => before.holding.size,
+            (_, false) => before.holding.size.max(holding.size),
+        };
         // A host that hears both of two claims comes to the same result, in either order.
-        block.holding.size = before.holding.size.max(holding.size);
         block.holding.target = before.holding.target.max(holding.target);
         block.holding.primary = before.holding.primary.min(holding.primary);
         block.holding.generation = before.holding.generation.max(holding.generation);

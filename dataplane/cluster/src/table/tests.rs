@@ -330,7 +330,9 @@ fn other_bytes_under_the_same_key_are_a_copy() {
     assert_eq!(table.duty(key(1)), Duty::Nothing, "both count, and nobody offers theirs again");
     assert_eq!(table.own().0, [Fact::Holds(key(1), own)]);
     assert_eq!(table.holds(1, key(1), theirs), Heard::Known);
-    assert_eq!(table.holding(key(1)), Some(own), "of two sizes the larger, whichever was heard last");
+    let huge = Holding { size: u32::MAX, ..theirs };
+    assert_eq!(table.holds(2, key(1), huge), Heard::New);
+    assert_eq!(table.holding(key(1)), Some(own), "what others say of its size is not of this one");
 }
 
 #[test]
