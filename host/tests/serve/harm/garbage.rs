@@ -3,6 +3,7 @@
 use super::{Peace, Raw, hello, key, meta};
 use crate::process::{Host, Transport};
 use crate::replicas::{Plan, metric};
+use kvasir_dataplane::cluster::message::VERSION;
 use kvasir_dataplane::memory::host::Mapping;
 use kvasir_dataplane::transport::Node;
 use kvasir_dataplane::transport::node::Secret;
@@ -228,5 +229,5 @@ fn a_peer_with_the_secret_that_talks_nonsense_harms_nobody() {
 
 fn frame(body: &[u8]) -> Vec<u8> {
     let len = (body.len() as u32).to_le_bytes();
-    [&b"KVCL\x06\0\0\0"[..], &len, body].concat()
+    [&b"KVCL"[..], &[VERSION, 0, 0, 0], &len, body].concat()
 }
