@@ -14,7 +14,7 @@ use kvasir_net::transport::{Denied, Direction, OpError, RemoteRange};
 use kvasir_os::planted::{self, Bug};
 use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::block::{BlockKey, BlockMeta};
-use kvasir_store::dram::{Reservation, Reserve};
+use kvasir_store::dram::{BlockStat, Reservation, Reserve};
 
 /// Pause between two attempts of a transfer that broke off while the peer itself is up.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -179,10 +179,9 @@ impl Shared {
     /// Makes a block that is here already a copy, in the version that is here.
     fn has(&self, link: &Link, loan: &Loan, holding: Holding) -> Copied {
         let stat = self.store.stat(&[loan.meta.key]).unwrap_or_default().pop().flatten();
-        match stat {
-            Some(stat) if stat.checksum != loan.checksum && planted::is(Bug::CountsOneVersionAlone) => {
-                Copied::Failed
-            }
+        let counts =
+            |stat: &BlockStat| stat.checksum == loan.checksum || !planted::is(Bug::CountsOneVersionAlone);
+        match stat.filter(counts) {
             Some(stat) => {
                 let holding = Holding { size: stat.size, ..holding };
                 self.hold(&mut self.table(), link, loan.meta.key, holding, Copied::Had)

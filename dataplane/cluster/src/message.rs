@@ -15,7 +15,7 @@ use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
 const MAGIC: [u8; 4] = *b"KVCL";
 /// The version of frames and of everything in them.
 ///
-/// 6: a hand-over says of each block after which removal it was put. 5: a push is a hand-over whose blocks are kept each by itself. 4: removals have generations, and loans a time to live. 3: another version of a block that is there counts as there. 2: hand-overs layer by layer.
+/// 7: claims name no checksum, and a hand-over says what time its sender has heard of. 6: a hand-over says of each block after which removal it was put. 5: a push is a hand-over whose blocks are kept each by itself. 4: removals have generations, and loans a time to live. 3: another version of a block that is there counts as there. 2: hand-overs layer by layer.
 pub const VERSION: u8 = 7;
 const HEADER_LEN: usize = 12;
 /// Above the longest legal body: 4,096 loans of some 100 B.

@@ -36,7 +36,6 @@ const STEP: Duration = Duration::from_millis(50);
 const PUSHED: usize = 8;
 
 /// A process of a host, as what runs beside it sees it.
-#[derive(Clone)]
 pub(crate) struct At {
     pub(crate) host: Arc<Host>,
     pub(crate) run: Run,

@@ -119,17 +119,6 @@ impl Host {
         address(n, 7200)
     }
 
-    /// Starts number `n` of `count` hosts on a machine, which is its own or another; its threads are that machine's.
-    pub(crate) fn start(
-        n: usize,
-        machine: usize,
-        count: usize,
-        room: Room,
-        disk: Option<Disk>,
-    ) -> anyhow::Result<Self> {
-        world::on_host(machine, || Self::start_here(n, machine, count, room, disk))
-    }
-
     /// Whether a tier of its own has a block.
     pub(crate) fn has(&self, key: BlockKey) -> bool {
         self.tiering.residency_own(&[key]).is_ok_and(|found| found[0].bits() != 0)
@@ -181,7 +170,8 @@ impl Host {
         self.eviction.as_ref().map_or(0, |eviction| eviction.counts().promotions.load(Relaxed))
     }
 
-    fn start_here(
+    /// Starts number `n` of `count` hosts on this machine, which is its own or another.
+    pub(crate) fn start(
         n: usize,
         machine: usize,
         count: usize,

@@ -264,18 +264,13 @@ impl Scenario {
     }
 
     fn send_engine(&mut self, machine: usize, name: &str, work: impl FnOnce() + Send + 'static) {
-        let sent = world::on_host(machine, || thread::Builder::new().name(name.into()).spawn(work));
-        self.engines.push(sent.unwrap_or_else(|error| violated(&format!("no thread: {error}"))));
+        self.engines.push(send(machine, name, work));
     }
 
     fn send_client(&mut self, plan: ClientPlan) {
         let ClientPlan { machine, host, .. } = plan;
         let client = Client::new(Host::data_port(host), Arc::clone(&self.model), plan);
-        let sent = world::on_host(machine, || {
-            thread::Builder::new().name("client".into()).spawn(move || client.work())
-        });
-        let thread = sent.unwrap_or_else(|error| violated(&format!("no thread: {error}")));
-        self.clients.insert(machine, thread);
+        self.clients.insert(machine, send(machine, "client", move || client.work()));
     }
 
     /// Whether it stands still from now on, and did not before.
@@ -527,8 +522,14 @@ fn disk(disks: &Option<PathBuf>, seed: u64, run: Run) -> Option<Disk> {
     Some(Disk { folder: disk_folder(disks.as_ref()?, run.host), seed: chance.below(u64::MAX) })
 }
 
+/// A thread of this machine.
+fn send(machine: usize, name: &str, work: impl FnOnce() + Send + 'static) -> thread::JoinHandle<()> {
+    let sent = world::on_host(machine, || thread::Builder::new().name(name.into()).spawn(work));
+    sent.unwrap_or_else(|error| violated(&format!("no thread: {error}")))
+}
+
 fn start(host: usize, machine: usize, count: usize, room: Room, disk: Option<Disk>) -> Arc<Host> {
-    match Host::start(host, machine, count, room, disk) {
+    match world::on_host(machine, || Host::start(host, machine, count, room, disk)) {
         Ok(host) => Arc::new(host),
         Err(error) => violated(&format!("host-{host} does not start: {error:#}")),
     }

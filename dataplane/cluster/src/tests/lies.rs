@@ -71,6 +71,10 @@ fn lies(theirs: u64) -> Vec<Request> {
         let put_after = vec![Generation(1); blocks.len()];
         Request::Open { id, keep, layers, blocks, put_after, now: Generation(1) }
     };
+    let at_times = |put_after, now| {
+        let blocks = vec![loan(90).meta];
+        Request::Open { id: 10, keep: Keep::Each, layers: 1, blocks, put_after, now }
+    };
     let whole = |layers, loans| open(9, Keep::All { request: 9 }, layers, loans);
     let each = |id, loans| open(id, Keep::Each, 1, loans);
     vec![
@@ -109,30 +113,9 @@ fn lies(theirs: u64) -> Vec<Request> {
         Request::GiveUp { id: 77, reason: String::new() },
         Request::Lend { keys: vec![key(0); 5000], release: vec![] },
         // More times than blocks, and a time that no clock has shown yet.
-        Request::Open {
-            id: 10,
-            keep: Keep::Each,
-            layers: 1,
-            blocks: vec![loan(90).meta],
-            put_after: vec![Generation(1); 2],
-            now: Generation(1),
-        },
-        Request::Open {
-            id: 10,
-            keep: Keep::Each,
-            layers: 1,
-            blocks: vec![loan(90).meta],
-            put_after: vec![Generation(u64::MAX)],
-            now: Generation(1),
-        },
-        Request::Open {
-            id: 10,
-            keep: Keep::Each,
-            layers: 1,
-            blocks: vec![loan(90).meta],
-            put_after: vec![Generation(1)],
-            now: Generation(u64::MAX),
-        },
+        at_times(vec![Generation(1); 2], Generation(1)),
+        at_times(vec![Generation(u64::MAX)], Generation(1)),
+        at_times(vec![Generation(1)], Generation(u64::MAX)),
         Request::Describe,
     ]
 }
