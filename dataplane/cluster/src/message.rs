@@ -15,8 +15,8 @@ use kvasir_protocol::block::{BATCH_MAX, BlockKey, BlockMeta};
 const MAGIC: [u8; 4] = *b"KVCL";
 /// The version of frames and of everything in them.
 ///
-/// 7: claims name no checksum, and a hand-over says what time its sender has heard of. 6: a hand-over says of each block after which removal it was put. 5: a push is a hand-over whose blocks are kept each by itself. 4: removals have generations, and loans a time to live. 3: another version of a block that is there counts as there. 2: hand-overs layer by layer.
-pub const VERSION: u8 = 7;
+/// 8: a host that is asked to remove says what it knows that is later. 7: claims name no checksum, and a hand-over says what time its sender has heard of. 6: a hand-over says of each block after which removal it was put. 5: a push is a hand-over whose blocks are kept each by itself. 4: removals have generations, and loans a time to live. 3: another version of a block that is there counts as there. 2: hand-overs layer by layer.
+pub const VERSION: u8 = 8;
 const HEADER_LEN: usize = 12;
 /// Above the longest legal body: 4,096 loans of some 100 B.
 pub const FRAME_MAX: usize = 1 << 20;
@@ -130,9 +130,11 @@ pub enum Reply {
     Has {
         held: Vec<bool>,
     },
-    /// One per key: whether there was one.
+    /// One per key: whether there was one. `later` is the latest put or removal of these blocks that the time of this removal
+    /// does not come after, so that what was put then is still there.
     Removed {
         removed: Vec<bool>,
+        later: Option<Generation>,
     },
     /// For each block, whether it must be written. Those that must be are the regions of the segment, in order.
     Opened {
@@ -337,6 +339,8 @@ mod tests {
             (".{0,20}", prop::collection::vec(any::<bool>(), 0..9))
                 .prop_map(|(segment, wanted)| Reply::Opened { segment, wanted }),
             prop::collection::vec(any::<bool>(), 0..9).prop_map(|held| Reply::Has { held }),
+            (prop::collection::vec(any::<bool>(), 0..9), any::<Option<u64>>())
+                .prop_map(|(removed, later)| { Reply::Removed { removed, later: later.map(Generation) } }),
             Just(Reply::GivenUp),
             (prop::collection::vec((".{0,9}", ".{0,9}"), 0..4), ".{0,9}", any::<u32>()).prop_map(
                 |(rails, machine, revision)| {

@@ -25,7 +25,7 @@ use self::past::{Moment, Past};
 use super::counts::add;
 use super::link::{Link, ask_at_once};
 use super::message::{Reply, Request};
-use super::table::{Generation, KEPT_FOR_US, Removal};
+use super::table::{Generation, KEPT_FOR_US, Nodes, Removal};
 use super::{Event, Shared};
 use kvasir_os::planted::{self, Bug};
 use kvasir_os::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -39,6 +39,9 @@ use kvasir_store::tiering::Tiering;
 pub(super) struct Unanswered {
     peer: String,
 }
+
+/// Of each block whether it was there, and the latest put or removal of these that the removal does not come after.
+type Answer = (Vec<bool>, Option<Generation>);
 
 /// How long a peer may take to remove blocks from its tiers.
 const ANSWER: Duration = Duration::from_secs(4);
@@ -109,50 +112,77 @@ impl Shared {
     /// Removes blocks from all peers that are up, and from what is known here; the caller removes them from the tiers
     /// here. Returns for each block whether a peer had it, or the peer that holds it and did not answer.
     pub(super) fn remove_from_peers(&self, keys: &[BlockKey]) -> Vec<Result<bool, Unanswered>> {
-        let at = self.copies.generations.next();
-        let held: Vec<_> = {
-            let mut table = self.table();
-            let held = keys.iter().map(|&key| table.holders(key)).collect();
-            for &key in keys {
-                table.remove(key, at);
-            }
-            held
-        };
-        self.copies.changed();
+        let mut held = vec![Nodes::default(); keys.len()];
         // All of them, not only those known to hold a copy: one may be on its way there.
         let up: Vec<&Link> = self.links.iter().map(|link| &**link).filter(|link| link.is_up()).collect();
-        let answers = self.remove_at_all(&up, keys, at);
-        let mut removed = vec![Ok(false); keys.len()];
+        let (mut removed, later) = self.remove_now(keys, &up, &mut held);
+        if let Some(later) = later.filter(|later| later.is_plausible()) {
+            // A put was not heard of here yet, and this host's clock is behind.
+            self.heard(later);
+            let (again, _) = self.remove_now(keys, &up, &mut held);
+            for (removed, again) in removed.iter_mut().zip(again) {
+                let before = removed == &Ok(true);
+                *removed = again.map(|there| there || before);
+            }
+        }
+        removed
+    }
+
+    /// Has the peers that are `up` remove blocks as of now; `held` gathers who is known to have each. Returns what
+    /// [`remove_from_peers`](Self::remove_from_peers) does, and the latest time that a peer named: it has blocks put then, and not before.
+    fn remove_now(
+        &self,
+        keys: &[BlockKey],
+        up: &[&Link],
+        held: &mut [Nodes],
+    ) -> (Vec<Result<bool, Unanswered>>, Option<Generation>) {
+        let at = self.copies.generations.next();
+        {
+            let mut table = self.table();
+            for (&key, held) in keys.iter().zip(&mut *held) {
+                *held = held.union(table.holders(key));
+                table.remove(key, at);
+            }
+        }
+        self.copies.changed();
+        let answers = self.remove_at_all(up, keys, at);
+        let (mut removed, mut latest) = (vec![Ok(false); keys.len()], None);
         for (link, answer) in up.iter().zip(answers) {
-            for i in 0..keys.len() {
-                match &answer {
-                    Some(there) if there[i] && removed[i].is_ok() => removed[i] = Ok(true),
-                    None if held[i].has(link.place) => {
-                        removed[i] = Err(Unanswered { peer: link.config.name.clone() })
-                    }
-                    _ => {}
+            let Some((there, later)) = answer else {
+                let silent = || Unanswered { peer: link.config.name.clone() };
+                let lost = removed.iter_mut().zip(&*held).filter(|(_, held)| held.has(link.place));
+                lost.for_each(|(removed, _)| *removed = Err(silent()));
+                continue;
+            };
+            for (removed, there) in removed.iter_mut().zip(there) {
+                if there && removed.is_ok() {
+                    *removed = Ok(true);
                 }
+            }
+            if later.is_some() {
+                held.iter_mut().for_each(|held| held.insert(link.place));
+                latest = latest.max(later);
             }
         }
         let noted: Vec<_> = keys.iter().map(|&key| (key, at)).collect();
         self.keep_removals(&noted);
-        removed
+        (removed, latest)
     }
 
-    /// Asks peers at the same time. Returns what each answers, per key, and `None` for one that does not answer.
-    fn remove_at_all(&self, links: &[&Link], keys: &[BlockKey], at: Generation) -> Vec<Option<Vec<bool>>> {
+    /// Asks peers at the same time. Returns what each answers, and `None` for one that does not answer.
+    fn remove_at_all(&self, links: &[&Link], keys: &[BlockKey], at: Generation) -> Vec<Option<Answer>> {
         let ask = |link: &Link| match link.call(&Request::Remove { keys: keys.to_vec(), at }, ANSWER) {
-            Ok(Reply::Removed { removed }) if removed.len() == keys.len() => Some(removed),
+            Ok(Reply::Removed { removed, later }) if removed.len() == keys.len() => Some((removed, later)),
             _ => None,
         };
         ask_at_once(links, ask).into_iter().map(Option::flatten).collect()
     }
 
-    /// Called when a peer removes blocks everywhere, at this moment. Returns whether each was here.
-    pub(super) fn remove_here(&self, keys: &[BlockKey], at: Generation) -> Vec<bool> {
+    /// Called when a peer removes blocks everywhere, at this moment. Says what is later than that peer knew.
+    pub(super) fn remove_here(&self, keys: &[BlockKey], at: Generation) -> Answer {
         self.heard(at);
         let _alone = self.one_removal();
-        let (mut new, mut spared) = (Vec::new(), Vec::new());
+        let (mut new, mut spared, mut later) = (Vec::new(), Vec::new(), None);
         {
             let mut table = self.table();
             for &key in keys {
@@ -162,11 +192,12 @@ impl Shared {
                     None if table.is_removed(key, at) => spared.push(key),
                     None => {}
                 }
+                later = later.max(table.later_than(key, at));
             }
         }
         let mut dropped = self.carry_out(&new);
         dropped.extend(self.drop_here(&spared));
-        keys.iter().map(|key| dropped.contains(key)).collect()
+        (keys.iter().map(|key| dropped.contains(key)).collect(), later)
     }
 
     /// Remembers which time it is, by which what is put now is later or earlier than removals that are told late.

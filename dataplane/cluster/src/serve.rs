@@ -167,7 +167,10 @@ impl Answering<'_> {
                 Reply::Copied { outcomes }
             }
             Request::Has { keys } => Reply::Has { held: shared.has_here(&keys) },
-            Request::Remove { keys, at } => Reply::Removed { removed: shared.remove_here(&keys, at) },
+            Request::Remove { keys, at } => {
+                let (removed, later) = shared.remove_here(&keys, at);
+                Reply::Removed { removed, later }
+            }
             Request::Open { id, keep, layers, blocks, put_after, now } => {
                 // A removal of what comes is later than its put, though this host's clock may be behind.
                 shared.heard(now);

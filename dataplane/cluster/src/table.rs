@@ -348,8 +348,19 @@ impl Table {
         self.removals.iter().map(|(key, _)| key).filter(|&key| self.was_removed(key)).collect()
     }
 
+    /// The latest put or removal of the block that a removal at `at` does not come after: it leaves the block where it is.
+    pub fn later_than(&self, key: BlockKey, at: Generation) -> Option<Generation> {
+        let removed = Some(self.removals.heard(key)).filter(|&heard| heard > at);
+        removed.max(self.put_since(key, at))
+    }
+
+    fn put_since(&self, key: BlockKey, at: Generation) -> Option<Generation> {
+        let put = self.blocks.get(&key).map(|block| block.holding.generation);
+        put.filter(|&put| put >= at)
+    }
+
     fn was_put_since(&self, key: BlockKey, at: Generation) -> bool {
-        self.blocks.get(&key).is_some_and(|block| block.holding.generation >= at)
+        self.put_since(key, at).is_some()
     }
 
     /// Takes in a removal that this host knew of before it was started.

@@ -430,7 +430,7 @@ fn a_block_that_is_removed_while_it_is_pushed_does_not_come_back() {
     let opened = sender.open_put_after(1, &[1], before);
     sender.write(&opened, 1);
     let removed = shared.copies.generations.next();
-    assert_eq!(shared.remove_here(&[key(1)], removed), [false]);
+    assert_eq!(shared.remove_here(&[key(1)], removed), (vec![false], None));
     assert_eq!(sender.settle(1, &[1]), refused);
     assert!(!host.is_resident(1) && host.free() == free);
 

@@ -193,8 +193,8 @@ fn damaged_frames_of_a_peer_end_its_connection_alone() {
     });
 }
 
-/// Answers as no honest host would. Returns how many loans it gave.
-fn answer_with_lies(listener: &TcpListener, stop: &AtomicBool, lent: &AtomicU64) {
+/// Answers as no honest host would. Notes the times of removals: what it says of the first is plausible, that it knows of a later put.
+fn answer_with_lies(listener: &TcpListener, stop: &AtomicBool, removals: &Mutex<Vec<Generation>>) {
     let node = node(1);
     let serve = |stream: TcpStream| -> Option<()> {
         let (socket, _) = greet::accept(stream, None, &node, "", Instant::now() + PATIENCE).ok()?;
@@ -239,7 +239,6 @@ fn answer_with_lies(listener: &TcpListener, stop: &AtomicBool, lent: &AtomicU64)
                 }
                 // Loans of other keys, of sizes that overflow, and too many of them.
                 Request::Lend { keys, .. } => {
-                    lent.fetch_add(1, Ordering::SeqCst);
                     let meta = BlockMeta { size: u32::MAX, ..loan(12).meta };
                     let lie = Loan { meta, offset: u64::MAX - 5, lease: u64::MAX, ..loan(12) };
                     let mut loans = vec![Some(lie); keys.len()];
@@ -250,7 +249,12 @@ fn answer_with_lies(listener: &TcpListener, stop: &AtomicBool, lent: &AtomicU64)
                     Reply::Copied { outcomes: vec![Copied::Done; items.len() + 9] }
                 }
                 Request::Has { .. } => Reply::Has { held: vec![true; 9999] },
-                Request::Remove { .. } => Reply::Removed { removed: vec![true; 9999] },
+                Request::Remove { keys, at } => {
+                    let mut removals = removals.lock();
+                    let later = if removals.is_empty() { at.0 + 1_000_000 } else { u64::MAX };
+                    removals.push(at);
+                    Reply::Removed { removed: vec![true; keys.len()], later: Some(Generation(later)) }
+                }
                 Request::Open { blocks, .. } => {
                     Reply::Opened { segment: "s".repeat(5000), wanted: vec![true; blocks.len() + 1] }
                 }
@@ -272,17 +276,23 @@ fn answer_with_lies(listener: &TcpListener, stop: &AtomicBool, lent: &AtomicU64)
 fn a_peer_that_answers_with_lies_costs_misses_and_nothing_else() {
     let ports = ports(2);
     let listener = TcpListener::bind(ports[1]).unwrap();
-    let (stop, lent) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (stop, removals) = (AtomicBool::new(false), Mutex::default());
     thread::scope(|scope| {
-        scope.spawn(|| answer_with_lies(&listener, &stop, &lent));
+        scope.spawn(|| answer_with_lies(&listener, &stop, &removals));
         let host = victim(&ports);
         let free = host.store.pressure().free_bytes;
         until("it is believed to be a peer", || host.up() == 1);
         assert!((8..40).all(|n| !host.reads(n)), "what it says it has is not there");
         assert_eq!(host.cluster.replicate(&[key(0)], 2), [Outcome::Done]);
         let _ = host.cluster.push("host-1", &[key(0), key(1)]);
-        let operator = host.tiering.remove(&[key(7)], host.clock.now_ms()).unwrap();
-        assert_eq!(operator, [Remove::Removed]);
+        for n in [6, 7] {
+            let operator = host.tiering.remove(&[key(n)], host.clock.now_ms()).unwrap();
+            assert_eq!(operator, [Remove::Removed]);
+        }
+        let at = removals.lock().clone();
+        assert!(at.len() == 3 && at[1].0 > at[0].0 + 1_000_000, "a later put is removed, once: {at:?}");
+        assert!(host.cluster.shared.copies.generations.now().is_plausible(), "nobody's time is that late");
+        host.put(6);
         host.put(7);
         unharmed(&host, free, "a lying peer");
         drop(host);
@@ -349,9 +359,9 @@ fn lies_cost_neither_memory_nor_descriptors() {
         }
     });
     let listener = TcpListener::bind(ports[1]).unwrap();
-    let (stop, lent) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (stop, removals) = (AtomicBool::new(false), Mutex::default());
     thread::scope(|scope| {
-        scope.spawn(|| answer_with_lies(&listener, &stop, &lent));
+        scope.spawn(|| answer_with_lies(&listener, &stop, &removals));
         until("it is believed to be a peer", || host.up() == 1);
         costs_nothing("a peer that answers with lies", || {
             assert!((8..12).all(|n| !host.reads(n)));

@@ -110,7 +110,7 @@ fn a_removal_that_is_asked_for_takes_what_seems_to_be_put_since() {
     let mut told = vec![(key(1), at, shared.table().remove(key(1), at).unwrap())];
     shared.spare_later_puts(&mut told);
     assert!(shared.carry_out(&told).is_empty() && host.is_resident(1));
-    assert_eq!(shared.remove_here(&[key(1), key(2)], at), [true, true]);
+    assert_eq!(shared.remove_here(&[key(1), key(2)], at), (vec![true, true], None));
     assert!(!host.is_resident(1) && !host.is_resident(2));
 }
 
@@ -147,6 +147,24 @@ fn what_is_known_of_a_put_counts_more_than_what_the_clock_said() {
     shared.spare_later_puts(&mut told);
     assert_eq!(shared.carry_out(&told).len(), 1);
     assert!(!host.is_resident(1));
+}
+
+/// One that is asked by a host whose clock is behind, and which has not heard of a put or removal that is later.
+#[test]
+fn a_host_that_keeps_what_it_should_remove_says_what_is_later() {
+    let host = Host::start(0, &ports(2), |_| {});
+    let shared = &host.cluster.shared;
+    let behind = shared.copies.generations.next();
+    let removed = shared.copies.generations.next();
+    assert_eq!(shared.remove_here(&[key(2)], removed), (vec![false], None));
+    [1, 2].into_iter().for_each(|n| host.put(n));
+    host.claim(1);
+    let put = shared.table().put_after(key(1));
+    assert_eq!(shared.remove_here(&[key(1), key(2)], behind), (vec![false; 2], Some(put)));
+    assert_eq!(shared.remove_here(&[key(2)], behind), (vec![false], Some(removed)));
+    assert!(host.is_resident(1) && host.is_resident(2));
+    let after = shared.copies.generations.next();
+    assert_eq!(shared.remove_here(&[key(1), key(2)], after), (vec![true; 2], None));
 }
 
 /// The converse: what is stored again stays, whoever still speaks of the removal.
