@@ -228,7 +228,11 @@ impl Shared {
         }
         self.copies.changed();
         add(&self.counts.trimmed, trimmed.len() as u64);
-        let _ = tiering.trim(&trimmed, self.clock.now_ms());
+        let now_ms = self.clock.now_ms();
+        let _ = match planted::is(Bug::TrimsWhatHostsShare) {
+            true => tiering.remove_here(&trimmed, now_ms),
+            false => tiering.trim(&trimmed, now_ms),
+        };
     }
 
     /// The holders of each block, of those that come before this host, that say now that they have it. All are asked at the

@@ -250,7 +250,9 @@ impl Client {
         if removed.is_some_and(|all| all == [true]) {
             let mut model = self.model();
             model.counts.removals += 1;
+            let unknown = model.has_bucket && model.clocks_differ;
             let promise = model.promise(n);
+            promise.out_of_order |= unknown;
             promise.removed = (!promise.out_of_order).then_some(run);
         }
     }

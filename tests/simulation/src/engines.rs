@@ -44,16 +44,16 @@ pub(crate) struct At {
 
 impl At {
     /// Does something as a thread of that process. `None`: it has ended.
-    fn ask<T>(&self, call: impl FnOnce(&Host) -> T) -> Option<T> {
+    pub(crate) fn ask<T>(&self, call: impl FnOnce(&Host) -> T) -> Option<T> {
         let has_ended = self.model().ended.contains(&self.run);
         (!has_ended).then(|| world::on_host(self.run.host, || call(&self.host)))
     }
 
-    fn model(&self) -> MutexGuard<'_, Model> {
+    pub(crate) fn model(&self) -> MutexGuard<'_, Model> {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn did(&self, what: &'static str) {
+    pub(crate) fn did(&self, what: &'static str) {
         self.model().counts.fault(what);
     }
 }
@@ -241,8 +241,7 @@ impl Reader {
     }
 
     fn number(&self, of: BlockKey) -> u32 {
-        let model = self.at.model();
-        let number = model.promises.keys().copied().find(|&n| key(n) == of);
+        let number = self.at.model().number(of);
         number.unwrap_or_else(|| violated("a block is handed over that nobody has put"))
     }
 }

@@ -24,6 +24,7 @@ use kvasir_store::dram::DramStore;
 use kvasir_store::store::{BlockStore, Tier};
 use kvasir_store::tiering::{AdmitAll, LevelStats, Tiering, TieringConfig};
 
+use crate::bucket::Bucket;
 use crate::evictor::{self, Twins};
 use crate::model::TENANTS;
 
@@ -158,11 +159,11 @@ impl Host {
         (self.store.pressure().free_bytes, disk.map(|level| level.store.blocks).sum())
     }
 
-    /// Blocks that went down to the disk, and that came up, since it was started.
+    /// Blocks that went down to the disk or bucket, and that came up, since it was started.
     pub(crate) fn moved(&self) -> (u64, u64) {
         let below = self.tiering.stats().levels;
-        let disk = below.iter().find(|level| level.capabilities.tier == Tier::Nvme);
-        disk.map_or((0, 0), |level| (level.offload.stored, level.store.hits))
+        let below = below.iter().find(|level| level.capabilities.tier.takes_victims());
+        below.map_or((0, 0), |level| (level.offload.stored, level.store.hits))
     }
 
     /// How often another policy has come to choose what goes down.
@@ -177,6 +178,7 @@ impl Host {
         count: usize,
         room: Room,
         disk: Option<Disk>,
+        bucket: Option<&Arc<Bucket>>,
     ) -> anyhow::Result<Self> {
         let peer = |n: usize| PeerConfig {
             name: Self::name(n),
@@ -213,8 +215,10 @@ impl Host {
         let tell = Box::new(move |event| world::note(&format!("says: {event}")));
         let cluster = Cluster::open(config, Arc::clone(&store), clock, tell).context("the cluster")?;
         let mut below: Vec<Arc<dyn BlockStore>> = Vec::new();
-        if let Some(disk) = &disk {
-            below.push(Arc::new(disk.open(room).context("the disk")?));
+        match (&disk, bucket) {
+            (Some(disk), Some(bucket)) => below.push(Arc::new(bucket.open(Chance::new(disk.seed)))),
+            (Some(disk), None) => below.push(Arc::new(disk.open(room).context("the disk")?)),
+            (None, _) => {}
         }
         below.push(cluster.tier());
         let tiering = Tiering::start(Arc::clone(&store), below, Box::new(AdmitAll), traffic(), clock);

@@ -10,11 +10,13 @@
 //! cargo xtask simulate --seeds 0..100 --plant NAME   with a bug, which must be found
 //! ```
 
+mod bucket;
 mod client;
 mod disk;
 mod engines;
 mod evictor;
 mod host;
+mod lent;
 mod model;
 mod plan;
 mod scenario;

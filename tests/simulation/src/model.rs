@@ -63,6 +63,10 @@ pub(crate) struct Model {
     pub(crate) disks_failed: bool,
     /// Pools and disks are small: of what does not fit, something is dropped, and no block is promised either.
     pub(crate) drops: bool,
+    /// Hosts share a bucket: one can remove what another has put that it does not hear.
+    pub(crate) has_bucket: bool,
+    /// All is removed in the end.
+    pub(crate) is_over: bool,
     /// The clock on the wall of some host was ahead.
     pub(crate) clocks_differ: bool,
     pub(crate) counts: Counts,
@@ -200,6 +204,17 @@ impl Model {
         let known =
             |promise: &Promise| promise.acknowledged.is_some() && !promise.is_lost && !promise.removing;
         self.promises.iter().filter(move |(_, promise)| known(promise)).map(|(n, _)| *n)
+    }
+
+    /// Whether somebody has begun to remove it.
+    pub(crate) fn is_being_removed(&self, of: BlockKey) -> bool {
+        let promise = self.number(of).and_then(|n| self.promises.get(&n));
+        self.is_over || promise.is_some_and(|promise| promise.removing)
+    }
+
+    /// The block that hosts have under a key, if somebody has begun to put it.
+    pub(crate) fn number(&self, of: BlockKey) -> Option<u32> {
+        self.promises.keys().copied().find(|&n| key(n) == of)
     }
 
     /// The host that has answered that a block is removed, if it has not forgotten it since.

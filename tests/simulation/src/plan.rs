@@ -27,6 +27,8 @@ pub(crate) struct Plan {
     pub(crate) hosts: usize,
     /// Hosts have an NVMe tier below their pools.
     pub(crate) disks: bool,
+    /// Below their pools they have a bucket that all share, instead of a tier on their disks.
+    pub(crate) bucket: bool,
     /// They have less room than clients put.
     pub(crate) small: bool,
     /// In the order of time.
@@ -52,6 +54,12 @@ pub(crate) enum What {
     Push {
         from: usize,
         to: usize,
+        seed: u64,
+    },
+    /// A process on this machine reads blocks of a host where they lie.
+    Lend {
+        machine: usize,
+        host: usize,
         seed: u64,
     },
     /// Nothing that one machine sends reaches the other.
@@ -109,7 +117,7 @@ pub(crate) enum Fault {
 impl What {
     fn fault(&self) -> Option<Fault> {
         match self {
-            Self::Client(_) | Self::HandOver(_) | Self::Push { .. } => None,
+            Self::Client(_) | Self::HandOver(_) | Self::Push { .. } | Self::Lend { .. } => None,
             Self::Cut { .. } | Self::Mend | Self::Reset => Some(Fault::Network),
             Self::Gone { .. } => Some(Fault::Clients),
             Self::Crash { .. } => Some(Fault::Crashes),
@@ -229,9 +237,10 @@ impl Plan {
     pub(crate) fn of(seed: u64, hosts: usize) -> Self {
         let mut chance = Chance::new(seed);
         let disks = chance.below(2) == 0;
+        let bucket = disks && Chance::new(seed ^ 0x6275_636b_6574).below(4) == 0;
         let small = Chance::new(seed ^ 0x0073_6d61_6c6c).below(8) == 0;
         let mut planner = Planner {
-            plan: Self { hosts, disks, small, events: Vec::new() },
+            plan: Self { hosts, disks, bucket, small, events: Vec::new() },
             chance,
             size: Size::of(hosts),
             now: Duration::ZERO,
@@ -249,6 +258,7 @@ impl Plan {
         }
         planner.set_clocks(Chance::new(seed ^ 0x636c_6f63_6b73));
         planner.hand_over(Chance::new(seed ^ 0x6861_6e64));
+        planner.lend(Chance::new(seed ^ 0x6c65_6e64));
         planner.plan.events.sort_by_key(|event| event.at);
         planner.plan
     }
@@ -499,6 +509,16 @@ impl Planner {
         self.blocks += NAMES;
     }
 
+    fn lend(&mut self, mut chance: Chance) {
+        for _ in 0..chance.below(2 + 2 * self.size.rounds as u64) {
+            let at = Duration::from_micros(chance.below(self.now.as_micros() as u64));
+            let host = chance.below(self.plan.hosts as u64) as usize;
+            let machine = self.next_client;
+            self.next_client += 1;
+            self.add_at(at, What::Lend { machine, host, seed: chance.below(u64::MAX) });
+        }
+    }
+
     fn send_clients(&mut self, host: usize) {
         for _ in 0..self.size.clients {
             let of = self.size.calls;
@@ -552,6 +572,9 @@ impl fmt::Display for Event {
             }
             What::Push { from, to, .. } => {
                 write!(f, "{} pushes blocks to {}", name(*from), name(*to))
+            }
+            What::Lend { machine, host, .. } => {
+                write!(f, "{} reads blocks of {} where they lie", name(*machine), name(*host))
             }
             What::Cut { from, to } => {
                 write!(f, "nothing gets from {} to {} any more", name(*from), name(*to))

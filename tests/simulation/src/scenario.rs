@@ -9,9 +9,11 @@ use kvasir_os::thread;
 use kvasir_os::time::{Duration, Instant};
 use kvasir_os::world::{self, Chance, Failing};
 
+use crate::bucket::Bucket;
 use crate::client::{self, COPIES, Client};
 use crate::engines::{self, At, Producer, Reader};
 use crate::host::{Disk, Host, Room, STALL};
+use crate::lent::read_in_place;
 use crate::model::{Counts, Model, Run, key};
 use crate::plan::{ClientPlan, Event, HandOverPlan, How, Plan, What};
 use crate::violated;
@@ -41,8 +43,11 @@ pub(crate) struct Scenario {
     seed: u64,
     /// Of each host.
     room: Room,
+    small: bool,
     /// Where the hosts' disks are, if they have any.
     disks: Option<PathBuf>,
+    /// What they share.
+    bucket: Option<Arc<Bucket>>,
     /// How they fail now.
     failing: Failing,
     /// What a host without blocks has ([`Host::filled`]).
@@ -65,13 +70,14 @@ impl Scenario {
     pub(crate) fn run(seed: u64, plan: &Plan, folder: PathBuf) -> Counts {
         let disks = plan.disks.then_some(folder);
         let room = if plan.small { Room::SMALL } else { Room::AMPLE };
-        let count = plan.hosts;
-        let hosts: Vec<Arc<Host>> = (0..count)
-            .map(|host| start(host, host, count, room, disk(&disks, seed, Run { host, number: 0 })))
-            .collect();
+        let (count, model) = (plan.hosts, Arc::<Mutex<Model>>::default());
+        let bucket = plan.bucket.then(|| Bucket::new(Arc::clone(&model)));
+        let first = |host| disk(&disks, seed, Run { host, number: 0 });
+        let hosts: Vec<Arc<Host>> =
+            (0..count).map(|host| start(host, host, count, room, first(host), bucket.as_ref())).collect();
         let empty = hosts[0].filled();
         let runs = (0..count).map(|host| Run { host, number: 0 }).collect();
-        let (model, alive) = (Arc::default(), vec![true; count]);
+        let alive = vec![true; count];
         let mut world = Self {
             hosts,
             runs,
@@ -84,7 +90,9 @@ impl Scenario {
             engines: Vec::new(),
             seed,
             room,
+            small: plan.small,
             disks,
+            bucket,
             failing: Failing::default(),
             empty,
         };
@@ -92,6 +100,12 @@ impl Scenario {
             let mut model = world.model();
             model.drops = true;
             model.counts.fault("a world with little room");
+        }
+        if plan.bucket {
+            let mut model = world.model();
+            // What has left a pool for the bucket, no host has any more.
+            (model.drops, model.has_bucket) = (true, true);
+            model.counts.fault("a world with a bucket");
         }
         (0..count).for_each(|host| world.enter(host));
         world.until("all hosts are up", |world| world.all_up());
@@ -150,6 +164,7 @@ impl Scenario {
         }
         thread::sleep(Duration::from_millis(Chance::new(self.seed).below(2000)));
         world::mend();
+        self.bucket.iter().for_each(|bucket| bucket.mend());
         self.fail_disks(Failing::default());
         for (_, client) in std::mem::take(&mut self.clients) {
             let _ = client.join();
@@ -185,6 +200,7 @@ impl Scenario {
             What::Client(client) => return self.send_client(client),
             What::HandOver(plan) => return self.hand_over(plan),
             What::Push { from, to, seed } => return self.push(from, to, seed),
+            What::Lend { machine, host, seed } => return self.lend(machine, host, seed),
             What::Mend => return world::mend(),
             What::Cut { from, to } => {
                 world::cut(from, to);
@@ -210,7 +226,7 @@ impl Scenario {
             What::Twin { host, machine, .. } => {
                 world::note(&format!("{} joins as host-{host}", world::name(machine)));
                 self.model().goes_by_clock_of(machine);
-                self.twins.insert(machine, start(host, machine, self.hosts.len(), self.room, None));
+                self.twins.insert(machine, start(host, machine, self.hosts.len(), self.room, None, None));
                 self.doubled.insert(host);
                 "a twin"
             }
@@ -255,6 +271,13 @@ impl Scenario {
         if self.asked().any(|host| host == from) {
             let at = self.at(from);
             self.send_engine(from, "push", move || engines::push(&at, to, Chance::new(seed)));
+        }
+    }
+
+    fn lend(&mut self, machine: usize, host: usize, seed: u64) {
+        if self.alive[host] {
+            let at = self.at(host);
+            self.send_engine(machine, "reader", move || read_in_place(&at, Chance::new(seed)));
         }
     }
 
@@ -354,7 +377,7 @@ impl Scenario {
         // What cannot be read while it starts is lost, which is for `--disk` to look at.
         world::disks_fail(Failing::default());
         let disk = disk(&self.disks, self.seed, self.runs[host]);
-        self.hosts[host] = start(host, host, self.hosts.len(), self.room, disk);
+        self.hosts[host] = start(host, host, self.hosts.len(), self.room, disk, self.bucket.as_ref());
         world::disks_fail(self.failing);
         self.enter(host);
         self.alive[host] = true;
@@ -442,12 +465,24 @@ impl Scenario {
         self.until_of(&removed, "was removed, and is still there", |world, n| {
             !world.hosts.iter().any(|host| holds(host, n))
         });
+        let kept = self.with_those_in_bucket(kept);
         thread::scope(|scope| {
             for host in &self.hosts {
                 let (kept, removed) = (&kept, &removed);
                 scope.spawn(move || self.read_all(host, kept, removed));
             }
         });
+    }
+
+    /// What is in the bucket is found by all, too, if they have room for it.
+    fn with_those_in_bucket(&self, mut kept: Vec<u32>) -> Vec<u32> {
+        if let (Some(bucket), false) = (&self.bucket, self.small) {
+            let model = self.model();
+            let asked_for = model.promises.iter().filter(|(_, promise)| promise.acknowledged.is_some());
+            let stay = asked_for.filter(|(_, promise)| !promise.removing).map(|(n, _)| *n);
+            kept.extend(stay.filter(|n| bucket.has(key(*n))));
+        }
+        kept
     }
 
     /// Also blocks of calls that were never answered, and those that nobody promises any more.
@@ -463,6 +498,7 @@ impl Scenario {
         // What clients had sent before they gave up is served, or is given up as well.
         thread::sleep(STALL * 2);
         let all: Vec<_> = self.put().into_iter().map(key).collect();
+        self.model().is_over = true;
         let host = &self.hosts[0];
         let removed = host.tiering.remove(&all, host.clock.now_ms());
         world::note(&format!(
@@ -528,8 +564,15 @@ fn send(machine: usize, name: &str, work: impl FnOnce() + Send + 'static) -> thr
     sent.unwrap_or_else(|error| violated(&format!("no thread: {error}")))
 }
 
-fn start(host: usize, machine: usize, count: usize, room: Room, disk: Option<Disk>) -> Arc<Host> {
-    match world::on_host(machine, || Host::start(host, machine, count, room, disk)) {
+fn start(
+    host: usize,
+    machine: usize,
+    count: usize,
+    room: Room,
+    disk: Option<Disk>,
+    bucket: Option<&Arc<Bucket>>,
+) -> Arc<Host> {
+    match world::on_host(machine, || Host::start(host, machine, count, room, disk, bucket)) {
         Ok(host) => Arc::new(host),
         Err(error) => violated(&format!("host-{host} does not start: {error:#}")),
     }

@@ -58,6 +58,10 @@ bugs! {
     KeepsRemovedOnItsWayDown,
     /// A host says that it has let go of a block that has left its pool for its disk.
     LetsGoOfWhatIsOnDisk,
+    /// A host that drops its surplus copy of a block deletes it from the place that all hosts share, too.
+    TrimsWhatHostsShare,
+    /// Whoever names a lease ends it, whosever it is.
+    EndsLeasesOfOthers,
     /// A peer's pool is looked at under the lock of what the peer said, which others take while they look at the pool.
     LooksAtPoolUnderState,
     /// What a client had reserved and was lent stays so when its connection has ended.
