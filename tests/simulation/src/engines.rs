@@ -53,6 +53,15 @@ impl At {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// At most so many of the blocks that are promised.
+    pub(crate) fn some_known(&self, count: usize, chance: &mut Chance) -> Vec<u32> {
+        let mut blocks: Vec<u32> = self.model().known().collect();
+        while blocks.len() > count {
+            blocks.swap_remove(chance.below(blocks.len() as u64) as usize);
+        }
+        blocks
+    }
+
     pub(crate) fn did(&self, what: &'static str) {
         self.model().counts.fault(what);
     }
@@ -248,10 +257,7 @@ impl Reader {
 
 /// Pushes some of the blocks that were acknowledged from a host to another, as a thread of the first.
 pub(crate) fn push(at: &At, to: usize, mut chance: Chance) {
-    let mut blocks: Vec<u32> = at.model().known().collect();
-    while blocks.len() > PUSHED {
-        blocks.swap_remove(chance.below(blocks.len() as u64) as usize);
-    }
+    let blocks = at.some_known(PUSHED, &mut chance);
     for &n in &blocks {
         at.model().promise(n).put_too.insert(to);
     }

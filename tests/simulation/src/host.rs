@@ -29,7 +29,7 @@ use crate::evictor::{self, Twins};
 use crate::model::TENANTS;
 
 /// Bytes of a host's pool and disk.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Room {
     pool: u64,
     disk: u64,

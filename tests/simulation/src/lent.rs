@@ -17,11 +17,7 @@ const LOOK_MS: u64 = 300;
 /// Reads some of the blocks that were acknowledged, as long as it may.
 pub(crate) fn read_in_place(at: &At, mut chance: Chance) {
     let Some([owner, other]) = at.ask(|host| [(); 2].map(|()| host.store.new_client())) else { return };
-    let mut blocks: Vec<u32> = at.model().known().collect();
-    while blocks.len() > BLOCKS {
-        blocks.swap_remove(chance.below(blocks.len() as u64) as usize);
-    }
-    for n in blocks {
+    for n in at.some_known(BLOCKS, &mut chance) {
         let lent = at.ask(|host| host.store.get(owner, &[key(n)], 0, host.clock.now_ms()));
         let Some(Ok(lookups)) = lent else { return };
         let Lookup::Hit(lease) = lookups[0] else { continue };

@@ -43,7 +43,6 @@ pub(crate) struct Scenario {
     seed: u64,
     /// Of each host.
     room: Room,
-    small: bool,
     /// Where the hosts' disks are, if they have any.
     disks: Option<PathBuf>,
     /// What they share.
@@ -90,7 +89,6 @@ impl Scenario {
             engines: Vec::new(),
             seed,
             room,
-            small: plan.small,
             disks,
             bucket,
             failing: Failing::default(),
@@ -476,7 +474,7 @@ impl Scenario {
 
     /// What is in the bucket is found by all, too, if they have room for it.
     fn with_those_in_bucket(&self, mut kept: Vec<u32>) -> Vec<u32> {
-        if let (Some(bucket), false) = (&self.bucket, self.small) {
+        if let Some(bucket) = self.bucket.as_ref().filter(|_| self.room == Room::AMPLE) {
             let model = self.model();
             let asked_for = model.promises.iter().filter(|(_, promise)| promise.acknowledged.is_some());
             let stay = asked_for.filter(|(_, promise)| !promise.removing).map(|(n, _)| *n);
