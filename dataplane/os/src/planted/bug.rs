@@ -42,6 +42,8 @@ bugs! {
     BelievesAnEarlierRun,
     /// A block that is there in another version than the one that is offered does not count as a copy.
     CountsOneVersionAlone,
+    /// A heartbeat waits for the table, and what a lost peer held is looked for in it for seconds.
+    BeatsBehindTheTable,
     /// A host that has a block which nobody claims any more does not take over.
     LeavesOrphans,
     /// A host orders puts and removals by its own clock, though it has heard of later ones.

@@ -1,4 +1,4 @@
-//! In which order locks are taken.
+//! In which order locks are taken, and how long some are waited for.
 //!
 //! If one thread takes B while it holds A, and another, at whatever time, A while it holds B, both may wait for each other for ever. That
 //! they do so takes a moment that few runs have; that both orders exist shows as soon as each was taken once. So a run ends at
@@ -6,6 +6,9 @@
 //!
 //! Locks that are made at the same place of the code are one kind. Of one kind a thread may hold several, in an order that this does
 //! not look at. A lock that is only tried is not waited for.
+//!
+//! A turn takes no time, so whoever is waited for has slept, or asked a disk or a peer for something, while it had the lock. Of most locks that is as it
+//! should be. Those of what hosts say to each other stand between a host and its heartbeats: a run ends when one of them is waited for for long.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -13,6 +16,13 @@ use std::panic::Location;
 use std::sync::{Mutex, PoisonError};
 
 use crate::schedule;
+use crate::time::Duration;
+use crate::world;
+
+/// Where the locks are made that nobody keeps for long.
+const OF_HEARTBEATS: [&str; 2] = ["cluster/src/copies.rs", "cluster/src/table.rs"];
+/// A host that has said nothing for 850 ms counts as lost.
+const LONG: Duration = Duration::from_millis(500);
 
 /// A place of the code: where a lock is made, which is its kind, or where it is taken.
 pub(crate) type Place = &'static Location<'static>;
@@ -62,6 +72,32 @@ pub(crate) fn lets_go(lock: usize) {
             held.remove(at);
         }
     });
+}
+
+/// When a thread began to wait for a lock, and how long its machine had stood still by then.
+pub(crate) struct Wait {
+    begun: Duration,
+    still: Duration,
+}
+
+impl Wait {
+    pub(crate) fn begin() -> Self {
+        Self { begun: now(), still: world::stood_still() }
+    }
+}
+
+/// To look at it takes no time.
+fn now() -> Duration {
+    Duration::from_nanos(schedule::now())
+}
+
+/// The calling thread had to wait for a lock that it has now.
+pub(crate) fn waited(kind: Place, at: Place, wait: Wait) {
+    let waited = (now() - wait.begun).saturating_sub(world::stood_still() - wait.still);
+    if waited > LONG && OF_HEARTBEATS.iter().any(|file| kind.file().ends_with(file)) {
+        let [kind, at] = [kind, at].map(said_of);
+        schedule::world().end(&format!("for the lock made at {kind} a thread waits {waited:?}, at {at}"));
+    }
 }
 
 /// What the calling thread has; nothing is known of one outside of the world.

@@ -15,7 +15,7 @@ use crate::random::Rng;
 /// What a look at the clock takes, in nanoseconds.
 const LOOK: u64 = 1000;
 /// A schedule of more steps runs in a circle.
-const STEPS_MAX: u64 = 20_000_000;
+const STEPS_MAX: u64 = 50_000_000;
 
 static NOW: AtomicU64 = AtomicU64::new(0);
 static WORLD: Mutex<Option<World>> = Mutex::new(None);

@@ -32,8 +32,12 @@ impl Queue {
     fn until<T>(&self, mut attempt: impl FnMut() -> Option<T>) -> T {
         order::wants(self.made, Location::caller());
         schedule::maybe_yield();
+        let mut waits = None;
         loop {
             if let Some(done) = attempt() {
+                if let Some(wait) = waits {
+                    order::waited(self.made, Location::caller(), wait);
+                }
                 self.is_held();
                 return done;
             }
@@ -41,6 +45,7 @@ impl Queue {
                 std::thread::yield_now();
                 continue;
             }
+            waits.get_or_insert_with(order::Wait::begin);
             self.waiting.fetch_add(1, Ordering::Relaxed);
             schedule::wait(On::Key(schedule::key(&self.key)), None);
             self.waiting.fetch_sub(1, Ordering::Relaxed);
