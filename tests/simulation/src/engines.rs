@@ -49,7 +49,7 @@ impl At {
         (!has_ended).then(|| world::on_host(self.run.host, || call(&self.host)))
     }
 
-    pub(crate) fn model(&self) -> MutexGuard<'_, Model> {
+    fn model(&self) -> MutexGuard<'_, Model> {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -485,15 +485,8 @@ impl Scenario {
 
     /// Also blocks of calls that were never answered, and those that nobody promises any more.
     fn read_all(&self, host: &Host, kept: &[u32], removed: &[u32]) {
-        let read =
-            |blocks: &[u32]| blocks.chunks(READ).flat_map(|blocks| client::read(host, blocks)).collect();
-        let mut found: BTreeSet<u32> = read(&self.put());
-        // All hosts ask each other, and the bucket for one block after the other: that may take longer than a read.
-        let until = Instant::now() + if self.bucket.is_some() { SETTLED } else { Duration::ZERO };
-        while Instant::now() < until && kept.iter().any(|n| !found.contains(n)) {
-            let missing: Vec<u32> = kept.iter().filter(|n| !found.contains(n)).copied().collect();
-            found.append(&mut read(&missing));
-        }
+        let put = self.put();
+        let found: BTreeSet<u32> = put.chunks(READ).flat_map(|blocks| client::read(host, blocks)).collect();
         kept.iter().for_each(|&n| must(found.contains(&n), n, "was acknowledged, and is not found"));
         removed.iter().for_each(|&n| must(!found.contains(&n), n, "was removed, and is served"));
     }
