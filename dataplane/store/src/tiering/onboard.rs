@@ -139,7 +139,8 @@ impl Read {
 /// to remember it.
 #[derive(Default)]
 struct Found {
-    sizes: HashMap<(Tier, BlockKey), u32>,
+    /// `None` for a block that the tier was asked for and is not known to have.
+    sizes: HashMap<(Tier, BlockKey), Option<u32>>,
     /// From before the places were asked until the end of the lookup: a removal in between finds the move.
     _moving: Vec<Moving>,
 }
@@ -147,14 +148,21 @@ struct Found {
 impl Found {
     /// The sizes of the blocks that a tier has.
     fn sizes(&self, level: &Level, keys: &[BlockKey]) -> Vec<Option<u32>> {
-        let found = |key: &BlockKey| self.sizes.get(&(level.tier, *key)).copied();
         let known = level.store.sizes(keys).into_iter();
-        known.zip(keys).map(|(known, key)| known.or_else(|| found(key))).collect()
+        known.zip(keys).map(|(known, &key)| known.or_else(|| self.size(level, key))).collect()
     }
 
-    fn note(&mut self, tier: Tier, keys: &[BlockKey], sizes: Vec<Option<u32>>) {
-        let found = keys.iter().zip(sizes);
-        self.sizes.extend(found.filter_map(|(&key, size)| Some(((tier, key), size?))));
+    fn size(&self, level: &Level, key: BlockKey) -> Option<u32> {
+        self.sizes.get(&(level.tier, key)).copied().flatten()
+    }
+
+    /// Has a tier that hosts share look for blocks, which is done once a lookup.
+    fn look_up(&mut self, level: &Level, keys: &[BlockKey], timeout: Duration) {
+        self.sizes.extend(keys.iter().map(|&key| ((level.tier, key), None)));
+        match level.store.look_up(keys.to_vec()).wait_timeout(timeout) {
+            Ok(sizes) => self.sizes.extend(keys.iter().map(|&key| (level.tier, key)).zip(sizes)),
+            Err(pending) => pending.cancel(),
+        }
     }
 }
 
@@ -216,10 +224,10 @@ impl Tiering {
         }
         let missing: Vec<usize> = (0..keys.len()).filter(|&i| lookups[i] == Lookup::Miss).collect();
         let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
-        let found = self.ask_shared(&asked, reach);
+        let mut found = self.ask_shared(&asked, reach);
         for chunk in self.chunks(&asked, reach, &found) {
             let (keys, places) = (&asked[chunk.clone()], &missing[chunk]);
-            let loads = self.load(keys, reach, &self.loading, u64::MAX, &late, &found);
+            let loads = self.load(keys, reach, &self.loading, u64::MAX, &late, &mut found);
             self.walk_on(keys, &loads, now_ms);
             for (load, &place) in loads.into_iter().zip(places) {
                 match load {
@@ -252,8 +260,8 @@ impl Tiering {
         }
         let missing: Vec<usize> = (0..keys.len()).filter(|&i| matches!(reads[i], Read::Missing)).collect();
         let asked: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
-        let found = self.ask_shared(&asked, Reach::All);
-        let loads = self.load(&asked, Reach::All, &self.sending, left, &late, &found);
+        let mut found = self.ask_shared(&asked, Reach::All);
+        let loads = self.load(&asked, Reach::All, &self.sending, left, &late, &mut found);
         self.walk_on(&asked, &loads, now_ms);
         for (i, load) in missing.into_iter().zip(loads) {
             reads[i] = load.unless_removed();
@@ -358,11 +366,15 @@ impl Tiering {
         sizes
     }
 
-    /// Has the tiers that hosts share look for blocks that no tier here knows of: another host may have stored them there.
+    /// The tiers that are asked for blocks of which this host knows nothing: another host may have stored them there.
     /// A peer's question stays on this host, which knows no better than the peer.
+    fn shared(&self, reach: Reach) -> impl Iterator<Item = &Level> {
+        self.levels.iter().filter(move |level| reach == Reach::All && level.tier.is_shared())
+    }
+
+    /// Has the tiers that hosts share look for blocks that no tier here knows of.
     fn ask_shared(&self, keys: &[BlockKey], reach: Reach) -> Found {
-        let mut shared = self.reach(reach).filter(|level| level.tier.is_shared()).peekable();
-        if reach != Reach::All || shared.peek().is_none() {
+        if self.shared(reach).next().is_none() {
             return Found::default();
         }
         let sizes = self.sizes_below(keys, reach, &Found::default());
@@ -375,13 +387,25 @@ impl Tiering {
         if unknown.is_empty() {
             return found;
         }
-        for level in shared {
-            match level.store.look_up(unknown.clone()).wait_timeout(self.config.load_timeout) {
-                Ok(sizes) => found.note(level.tier, &unknown, sizes),
-                Err(pending) => pending.cancel(),
-            }
+        for level in self.shared(reach) {
+            found.look_up(level, &unknown, self.config.load_timeout);
         }
         found
+    }
+
+    /// Has a tier that hosts share look for blocks that others were believed to have and did not deliver. Returns the sizes of
+    /// those that it has; not of those that it was known to have, and was asked for before.
+    fn ask_shared_after_all(&self, level: &Level, keys: &[BlockKey], found: &mut Found) -> Vec<Option<u32>> {
+        let before = found.sizes(level, keys);
+        let is_new = |key: &BlockKey| !found.sizes.contains_key(&(level.tier, *key));
+        let new = before.iter().zip(keys).filter(|(before, key)| before.is_none() && is_new(key));
+        let mut new: Vec<BlockKey> = new.map(|(_, &key)| key).collect();
+        self.leave_out_removed(&mut new);
+        if !new.is_empty() {
+            found.look_up(level, &new, self.config.load_timeout);
+        }
+        let now = keys.iter().map(|&key| found.size(level, key));
+        now.zip(before).map(|(now, before)| now.filter(|_| before.is_none())).collect()
     }
 
     /// Leaves out blocks that were removed and not put since. Another host may store such a block in a shared place before it
@@ -394,8 +418,8 @@ impl Tiering {
     }
 
     /// Loads what the tiers below hold of `keys`, at most `bytes_max` and what is left of `budget`, one batch per tier,
-    /// nearest first; a block that one tier does not deliver is asked of the next. What another caller is loading is
-    /// waited for.
+    /// nearest first; a block that one tier does not deliver is asked of the next, and what none delivers of those that hosts
+    /// share. What another caller is loading is waited for.
     fn load(
         &self,
         keys: &[BlockKey],
@@ -403,15 +427,19 @@ impl Tiering {
         budget: &Arc<Budget>,
         bytes_max: u64,
         late: &Late,
-        found: &Found,
+        found: &mut Found,
     ) -> Vec<Read> {
         self.collect_overdue();
         let mut reads: Vec<Read> = keys.iter().map(|_| Read::Missing).collect();
         let mut parts = self.together.join(keys, reach);
         let mut left = bytes_max;
-        for level in self.reach(reach) {
+        let known = self.reach(reach).map(|level| (level, false));
+        for (level, after_all) in known.chain(self.shared(reach).map(|level| (level, true))) {
             let open = (0..keys.len()).filter(|&i| parts[i].is_lead() && !late.is(level, keys[i]));
-            let sizes = |keys: &[BlockKey]| found.sizes(level, keys);
+            let sizes = |keys: &[BlockKey]| match after_all {
+                true => self.ask_shared_after_all(level, keys, found),
+                false => found.sizes(level, keys),
+            };
             let wanted = self.want(sizes, keys, &open.collect::<Vec<_>>(), budget, &mut left, &mut reads);
             if !wanted.is_empty() {
                 self.load_from(level, wanted, &mut reads);

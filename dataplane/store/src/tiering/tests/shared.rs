@@ -75,6 +75,25 @@ fn what_was_removed_is_not_looked_for_there() {
     assert!(rig.lent(1));
 }
 
+/// Peers are believed to have the block, and do not bring it in time.
+#[test]
+fn what_peers_do_not_bring_is_looked_for_there() {
+    let peers = faulty(Tier::Peer);
+    conformance::put(&*peers, 0, PAGE).unwrap();
+    conformance::put(&*peers, 1, PAGE).unwrap();
+    let place = Place::with(0..1, None);
+    let config = TieringConfig { load_timeout: Duration::from_millis(20), ..everything() };
+    let rig = Rig::new(8, vec![place.clone(), peers.clone()], config);
+    peers.hold();
+    assert!(matches!(rig.read(0), Read::Onboarded(_)));
+    assert!(rig.lent(0) && rig.in_dram(0));
+    assert!(!rig.lent(1), "only the peers have it");
+    place.removed.lock().push(key(0));
+    rig.tiering.dram().remove(&[key(0)], 0).unwrap();
+    assert!(!rig.lent(0), "a removed block");
+    peers.release();
+}
+
 /// The object stays, because this host does not know of it when it hears of the removal.
 #[test]
 fn what_is_removed_while_it_is_looked_for_is_not_read() {
