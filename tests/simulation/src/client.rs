@@ -20,6 +20,8 @@ use crate::violated;
 
 /// How long a call may take beyond its deadline: for a last word, and for the other threads of a machine.
 const LATE_MAX: Duration = Duration::from_millis(200);
+/// How often a block is asked for whose lease is over before it can be read.
+const READ_TRIES: usize = 4;
 /// Most calls may take so long, and some of them much less than they need.
 const PATIENCE_MS: u64 = 5000;
 const IMPATIENCE_MS: u64 = 30;
@@ -310,20 +312,36 @@ fn within(begun: Begun, limit: Duration, what: &str) {
     }
 }
 
-/// Those of some blocks that are found, in one call; their bytes must be right.
+/// Those of some blocks that are found; their bytes must be right. What was lent for less time than the call took is asked for again.
 pub(crate) fn read(host: &Host, blocks: &[u32]) -> BTreeSet<u32> {
+    let (mut found, mut left) = (BTreeSet::new(), blocks.to_vec());
+    for _ in 0..READ_TRIES {
+        left = read_once(host, &left, &mut found);
+        if left.is_empty() {
+            break;
+        }
+    }
+    found
+}
+
+/// Returns those whose lease was over before they could be read.
+fn read_once(host: &Host, blocks: &[u32], found: &mut BTreeSet<u32>) -> Vec<u32> {
     let owner = host.store.new_owner();
     let keys: Vec<_> = blocks.iter().map(|&n| key(n)).collect();
     let answer = host.tiering.get(owner, &keys, 0, host.clock.now_ms()).unwrap_or_default();
-    let mut found = BTreeSet::new();
+    let mut over = Vec::new();
     for (&n, lookup) in blocks.iter().zip(answer) {
         let Lookup::Hit(lease) = lookup else { continue };
         let bytes = host.store.pool().mapping().bytes(lease.offset, lease.size.into());
-        if !bytes.is_some_and(|bytes| is_right(n, 0..size(n), bytes)) {
+        let is_right = bytes.is_some_and(|bytes| is_right(n, 0..size(n), bytes));
+        if host.clock.now_ms() >= lease.expires_ms {
+            over.push(n);
+        } else if is_right {
+            found.insert(n);
+        } else {
             violated(&format!("block {n} is read with wrong bytes"));
         }
-        found.insert(n);
     }
     host.store.release_owner(owner, host.clock.now_ms());
-    found
+    over
 }
