@@ -13,6 +13,9 @@ use crate::cut::{Cut, Kind, Loss, Recording};
 use crate::machine;
 use crate::model::Expected;
 
+/// So many cuts after each other without a word.
+const TOLD_EACH: usize = 100;
+
 #[derive(Args)]
 pub(crate) struct SessionArgs {
     /// How often the power is cut, over all rounds.
@@ -44,7 +47,8 @@ pub(crate) struct SessionArgs {
 struct Session<'a> {
     args: &'a SessionArgs,
     chance: Chance,
-    until: Instant,
+    /// When to stop, if ever.
+    until: Option<Instant>,
     cuts: usize,
 }
 
@@ -52,7 +56,7 @@ struct Session<'a> {
 /// A promise was broken; with `--plant`, none was.
 pub(crate) fn run(args: &SessionArgs) -> Result<()> {
     let begun = Instant::now();
-    let until = begun + Duration::from_secs(args.seconds);
+    let until = (!args.all).then(|| begun + Duration::from_secs(args.seconds));
     let mut session = Session { args, chance: Chance::new(args.seed), until, cuts: 0 };
     let outcome = session.rounds();
     let (cuts, took) = (session.cuts, begun.elapsed().as_secs());
@@ -95,11 +99,15 @@ impl Session<'_> {
             );
             let recording = Recording::new(log, image, &expected)?;
             (image, expected) = self.cut(recording)?;
-            if Instant::now() > self.until {
+            if self.is_over() {
                 break;
             }
         }
         Ok(())
+    }
+
+    fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() > until)
     }
 
     fn record(&mut self, image: &[u8], expected: &Expected) -> Result<Vec<crate::log::Entry>> {
@@ -122,10 +130,13 @@ impl Session<'_> {
             recording.choose(self.args.points.div_ceil(self.args.rounds), kinds, &mut self.chance)
         };
         ensure!(!cuts.is_empty(), "nothing to cut");
-        let mut go_on = None;
-        for cut in cuts {
+        let (mut go_on, count) = (None, cuts.len());
+        for (done, cut) in cuts.into_iter().enumerate() {
+            if done > 0 && done.is_multiple_of(TOLD_EACH) {
+                println!("{done} of {count} cuts of this round");
+            }
             let (image, expected) = recording.cut(cut);
-            if Instant::now() <= self.until {
+            if !self.is_over() {
                 self.cuts += 1;
                 self.look(&image, &expected).with_context(|| format!("{cut:?} of {}", recording.len()))?;
             }
