@@ -7,24 +7,42 @@
 mod budget;
 #[path = "../../dataplane/nvme/src/inbox.rs"]
 mod inbox;
+#[expect(clippy::reversed_empty_ranges, reason = "loom looks at what happens without another try")]
+#[path = "../../dataplane/store/src/index.rs"]
+#[allow(dead_code)] // it says how much memory it takes, too
+mod index;
 
 /// What those files use from `std`; in the data plane `crate::sync` is `std` itself.
 mod sync {
     pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
+
+    /// A second attempt is like the first.
+    pub(crate) const TRIES: usize = 0;
+
+    pub(crate) fn zeroed(len: usize) -> Box<[atomic::AtomicU64]> {
+        (0..len).map(|_| atomic::AtomicU64::new(0)).collect()
+    }
+
+    pub(crate) fn zeroed_halves(len: usize) -> Box<[atomic::AtomicU32]> {
+        (0..len).map(|_| atomic::AtomicU32::new(0)).collect()
+    }
 }
 
 use budget::Budget;
 use inbox::Inbox;
+use index::Index;
+use kvasir_protocol::block::BlockKey;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use std::collections::VecDeque;
 
 fn main() {
-    let models: [(&str, fn()); 4] = [
+    let models: [(&str, fn()); 5] = [
         ("an engine that goes to sleep misses no command", no_command_is_missed),
         ("an engine that is awake is not woken", an_awake_engine_is_left_alone),
         ("a budget is never exceeded and all of it comes back", a_budget_holds),
         ("a share holds beside what takes from the whole", a_share_holds),
+        ("a block that takes another's slot is not taken for it", a_slot_changes_hands),
     ];
     for (name, model) in models {
         let mut builder = loom::model::Builder::new();
@@ -124,4 +142,24 @@ fn a_share_holds() {
     }
     takers.into_iter().for_each(|taker| taker.join().unwrap());
     assert_eq!((share.used(), whole.used()), (0, 0));
+}
+
+/// A block that goes, and one of the same hash that takes its slot and its place and is not shown.
+fn a_slot_changes_hands() {
+    let index = std::sync::Arc::new(Index::new(1));
+    const HASH: u64 = 5;
+    let [gone, comes] = [BlockKey(1), BlockKey(2 << 64 | 2)];
+    index.insert(HASH, gone, 0);
+    index.show(HASH, 0);
+    let reader = {
+        let index = std::sync::Arc::clone(&index);
+        thread::spawn(move || {
+            if let Ok(found) = index.shown(HASH, comes) {
+                assert_eq!(found, None, "it is not shown yet");
+            }
+        })
+    };
+    index.remove(HASH, 0);
+    index.insert(HASH, comes, 0);
+    reader.join().unwrap();
 }

@@ -51,6 +51,7 @@ use self::scrub::ScrubCounts;
 use self::space::Space;
 use super::departures::Departures;
 use super::events::EventBuffer;
+use super::index::Index;
 use super::lifecycle::{LifecycleCounts, State};
 use super::shard::{Shard, hash_of};
 use super::tenants::Tenants;
@@ -289,6 +290,8 @@ pub struct DramStore {
     config: DramConfig,
     pool: Arc<HostPool>,
     shards: [RwLock<Shard>; SHARDS],
+    /// Of each shard; read without its lock.
+    indexes: [Arc<Index>; SHARDS],
     departures: Arc<Departures>,
     space: Mutex<Space>,
     /// Woken when memory or a victim becomes available.
@@ -326,9 +329,14 @@ impl DramStore {
         let per_shard = per_shard + per_shard / 8 + 8;
         let seed = config.hash_seed;
         let departures = Arc::new(Departures::default());
-        let shard = || RwLock::new(Shard::new(per_shard, seed, any_number(), Arc::clone(&departures)));
+        let indexes: [Arc<Index>; SHARDS] = std::array::from_fn(|_| Arc::new(Index::new(per_shard)));
+        let shard = |index: &Arc<Index>| {
+            let (index, departures) = (Arc::clone(index), Arc::clone(&departures));
+            RwLock::new(Shard::new(per_shard, seed, any_number(), index, departures))
+        };
         Ok(Self {
-            shards: std::array::from_fn(|_| shard()),
+            shards: std::array::from_fn(|at| shard(&indexes[at])),
+            indexes,
             departures,
             space: Mutex::new(Space::new(pool.bytes())),
             freed: Condvar::new(),

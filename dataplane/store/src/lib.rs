@@ -23,6 +23,7 @@ pub mod times;
 pub mod units;
 
 mod extras;
+mod index;
 mod lease;
 mod record;
 pub mod resident;

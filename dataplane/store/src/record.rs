@@ -1,7 +1,7 @@
 //! What the store keeps per block, packed.
 //!
-//! The index over the records costs 5 B per bucket and is between 44 and 88 % full, 5.7 to 11.4 B per block. At 52 B a
-//! record, a resident block costs less than 64 B at every fill. Therefore: no padding (all fields are words of 32
+//! The [index](super::index) has 7.7 B for each slot, of which there are an eighth more than blocks, and 16 B for the key. With 36 B
+//! here a resident block costs 61 B when the store is full. Therefore: no padding (all fields are words of 32
 //! bits), an offset in units of the smallest block, a label of 12 bits for (tenant, class), and nothing that most
 //! blocks do not need: readers beyond the first, pins and times to live are kept aside ([`super::extras`]).
 
@@ -55,7 +55,6 @@ pub(super) const LABELS: usize = 1 << LABEL.bits;
 
 #[derive(Clone)]
 pub(super) struct Record {
-    key: [u32; 4],
     checksum: [u32; 2],
     place: [u32; 2],
     parent: u32,
@@ -66,12 +65,11 @@ pub(super) struct Record {
     counts: u32,
 }
 
-const _: () = assert!(size_of::<Record>() == 52 && HAS_EXTRAS.at + HAS_EXTRAS.bits == 64);
+const _: () = assert!(size_of::<Record>() == 36 && HAS_EXTRAS.at + HAS_EXTRAS.bits == 64);
 
 impl Record {
     pub(super) fn new(meta: &BlockMeta, label: u16, offset: u64, state: State) -> Self {
         let mut record = Self {
-            key: [0, 32, 64, 96].map(|shift| (meta.key.0 >> shift) as u32),
             checksum: [0; 2],
             place: [0; 2],
             parent: meta.parent.map_or(0, |parent| word(PARENT_TAG, u64::from(tag(parent)))),
@@ -85,10 +83,6 @@ impl Record {
         record.set_state(state);
         record.set_parent_slot(NO_SLOT);
         record
-    }
-
-    pub(super) fn key(&self) -> BlockKey {
-        BlockKey(self.key.iter().rev().fold(0, |key, &word| key << 32 | u128::from(word)))
     }
 
     pub(super) fn checksum(&self) -> u64 {
@@ -184,8 +178,8 @@ impl Record {
 
     /// Whether `other`, found where the parent was, still is the parent as far as 4 bits of its key, its depth and
     /// its age can tell.
-    pub(super) fn is_child_of(&self, other: &Self) -> bool {
-        let same_key = PARENT_TAG.get(self.parent.into()) == u64::from(tag(other.key()));
+    pub(super) fn is_child_of(&self, other: &Self, other_key: BlockKey) -> bool {
+        let same_key = PARENT_TAG.get(self.parent.into()) == u64::from(tag(other_key));
         other.is_resident()
             && same_key
             && other.depth() + 1 == self.depth()
@@ -247,7 +241,7 @@ mod tests {
             record.set_epoch(epoch);
             record.set_parent_slot(slot);
             (0..uses).for_each(|_| record.count_use());
-            prop_assert_eq!((record.key(), record.checksum(), record.offset(), record.size), (key, sum, offset * SMALLEST, size));
+            prop_assert_eq!((record.checksum(), record.offset(), record.size), (sum, offset * SMALLEST, size));
             prop_assert_eq!((record.depth(), record.uses()), (depth.min((1 << 20) - 1), uses.min(2047)));
             prop_assert_eq!((record.label(), record.epoch(), record.parent_slot()), (label, epoch, slot));
             prop_assert_eq!(record.was_brought(), brought);

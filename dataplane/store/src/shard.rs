@@ -6,12 +6,11 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use hashbrown::HashTable;
-
 use super::departures::Departures;
 use super::dram::{Metadata, OwnerId, TICK_MS};
 use super::extras::{Extras, Pinned};
 use super::ghosts::{Ghosts, MISS_CAUSES, MissCause};
+use super::index::Index;
 use super::lease::Leases;
 use super::lifecycle::{LifecycleCounts, State};
 use super::record::Record;
@@ -72,7 +71,8 @@ pub(super) struct Counters {
 }
 
 pub(super) struct Shard {
-    index: HashTable<u32>,
+    /// Changed here alone, under this shard's lock.
+    index: Arc<Index>,
     pub(super) records: Vec<Record>,
     free: Vec<u32>,
     /// Readers beyond the first, of blocks that have several. The state says whether there is a first one.
@@ -95,11 +95,17 @@ pub(super) struct Shard {
 }
 
 impl Shard {
-    pub(super) fn new(slots_max: usize, seed: u64, first_life: u32, departures: Arc<Departures>) -> Self {
+    pub(super) fn new(
+        slots_max: usize,
+        seed: u64,
+        first_life: u32,
+        index: Arc<Index>,
+        departures: Arc<Departures>,
+    ) -> Self {
         Self {
+            index,
             // Memory that nobody touched is not resident; growing would cost more, in time under the shard's lock and
             // at its peak.
-            index: HashTable::with_capacity(slots_max),
             records: Vec::with_capacity(slots_max),
             free: Vec::new(),
             more_readers: HashMap::new(),
@@ -120,7 +126,15 @@ impl Shard {
     }
 
     pub(super) fn find(&self, hash: u64, key: BlockKey) -> Option<u32> {
-        self.index.find(hash, |&local| self.records[local as usize].key() == key).copied()
+        self.index.find(hash, key)
+    }
+
+    pub(super) fn key(&self, local: u32) -> BlockKey {
+        self.index.key(local)
+    }
+
+    fn hash(&self, local: u32) -> u64 {
+        hash_of(self.key(local), self.seed)
     }
 
     /// The record of a resident block.
@@ -147,8 +161,7 @@ impl Shard {
                 self.records.len() as u32 - 1
             }
         };
-        let (records, seed) = (&self.records, self.seed);
-        self.index.insert_unique(hash, local, |&local| hash_of(records[local as usize].key(), seed));
+        self.index.insert(hash, meta.key, local);
         local
     }
 
@@ -209,6 +222,7 @@ impl Shard {
     /// Makes a stored block visible.
     pub(super) fn activate(&mut self, local: u32) -> Result<(), StoreError> {
         self.step(local, State::Active)?;
+        self.index.show(self.hash(local), local);
         self.end_reservation(local, Ended::Committed);
         Ok(())
     }
@@ -304,9 +318,9 @@ impl Shard {
             _ => State::Removed,
         };
         let record = &self.records[local as usize];
-        self.ghosts.note(hash_of(record.key(), self.seed), why);
+        self.ghosts.note(self.hash(local), why);
         // Nobody looks it up before this shard's lock is free, and then it is gone.
-        self.departures.note(record.key());
+        self.departures.note(self.key(local));
         let age_ms = now_ms.saturating_sub(u64::from(record.inserted) * TICK_MS);
         self.counters.lifetime.record(age_ms);
         if end == State::Evicted {
@@ -338,7 +352,7 @@ impl Shard {
         let resident = State::ALL.into_iter().filter(|state| state.is_resident());
         sum.blocks += resident.map(|state| self.lifecycle.in_state(state)).sum::<u64>();
         sum.records_bytes += (self.records.len() * size_of::<Record>()) as u64;
-        sum.index_bytes += self.index.allocation_size() as u64;
+        sum.index_bytes += self.index.memory_bytes(self.records.len()) as u64;
         let reservations = self.reservations.capacity() * size_of::<(u32, Reservation)>();
         let ended = self.ended.capacity() * size_of::<(u64, Ended)>();
         let slots =
@@ -353,10 +367,7 @@ impl Shard {
     }
 
     fn unindex(&mut self, local: u32) {
-        let hash = hash_of(self.records[local as usize].key(), self.seed);
-        if let Ok(entry) = self.index.find_entry(hash, |&found| found == local) {
-            entry.remove();
-        }
+        self.index.remove(self.hash(local), local);
     }
 
     fn vacate(&mut self, local: u32) -> Freed {

@@ -1,5 +1,6 @@
 //! The store against a slow, obvious model, and the corner cases one by one.
 
+mod index;
 mod pins;
 mod tenants;
 mod upkeep;

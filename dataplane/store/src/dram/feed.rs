@@ -120,7 +120,9 @@ impl DramStore {
             drop(guard); // the parent may be in another shard, and no two are locked at once
             let (local, shard) = split(parent);
             // The parent's slot may hold another block by now.
-            if !self.read(shard).records.get(local as usize).is_some_and(|parent| child.is_child_of(parent)) {
+            let guard = self.read(shard);
+            let is_parent = |parent| child.is_child_of(parent, guard.key(local));
+            if !guard.records.get(local as usize).is_some_and(is_parent) {
                 insert.parent_or_uses = NO_SLOT;
             }
         }
@@ -149,7 +151,7 @@ impl DramStore {
         record.count_use();
         record.set_in_reserve(false);
         let tenant = self.tenant_of(record);
-        let event = event(EventKind::Hit, record, slot, 1, now_ms);
+        let event = self.bare_event(EventKind::Hit, record, slot, 1, now_ms);
         record.set_epoch(self.push(AccessEvent { class, tenant, ..event }));
     }
 
@@ -186,7 +188,24 @@ impl DramStore {
         now_ms: u64,
     ) -> AccessEvent {
         let (class, tenant) = (self.tenants.class_of(record.label()), self.tenant_of(record));
-        AccessEvent { class, tenant, ..event(kind, record, slot, of, now_ms) }
+        AccessEvent { class, tenant, ..self.bare_event(kind, record, slot, of, now_ms) }
+    }
+
+    /// Of a block whose shard the caller has locked.
+    fn bare_event(&self, kind: EventKind, record: &Record, slot: u32, of: u32, time_ms: u64) -> AccessEvent {
+        let (local, shard) = split(slot);
+        AccessEvent {
+            kind,
+            replayed: false,
+            class: 0,
+            slot,
+            parent_or_uses: of,
+            depth: record.depth(),
+            size: record.size,
+            time_ms,
+            identity: self.indexes[shard].key(local).identity(),
+            tenant: 0,
+        }
     }
 
     pub(super) fn push(&self, event: AccessEvent) -> u8 {
@@ -195,20 +214,5 @@ impl DramStore {
 
     pub(super) fn lock_events(&self) -> MutexGuard<'_, EventBuffer> {
         self.events.lock()
-    }
-}
-
-fn event(kind: EventKind, record: &Record, slot: u32, parent_or_uses: u32, time_ms: u64) -> AccessEvent {
-    AccessEvent {
-        kind,
-        replayed: false,
-        class: 0,
-        slot,
-        parent_or_uses,
-        depth: record.depth(),
-        size: record.size,
-        time_ms,
-        identity: record.key().identity(),
-        tenant: 0,
     }
 }

@@ -1,6 +1,5 @@
 //! Lookups, leases and what is known about a block.
 
-use parking_lot::RwLockReadGuard;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -23,22 +22,7 @@ impl DramStore {
     /// Which keys are resident.
     pub fn exists(&self, keys: &[BlockKey]) -> Result<Vec<bool>, StoreError> {
         check_batch(keys.len())?;
-        let found = |shard: &Shard, hash, key| {
-            shard.find(hash, key).is_some_and(|local| shard.records[local as usize].is_resident())
-        };
-        if keys.len() < 2 * SHARDS {
-            let one = |&key| {
-                let (hash, shard) = self.place(key);
-                found(&self.read(shard), hash, key)
-            };
-            return Ok(keys.iter().map(one).collect());
-        }
-        let shards: [RwLockReadGuard<'_, Shard>; SHARDS] = std::array::from_fn(|shard| self.read(shard));
-        let one = |&key| {
-            let (hash, shard) = self.place(key);
-            found(&shards[shard], hash, key)
-        };
-        Ok(keys.iter().map(one).collect())
+        Ok(keys.iter().map(|&key| self.slot_of_resident(key).is_some()).collect())
     }
 
     /// Leases on the resident ones of `keys`, for a request of `class`. Each hit counts as a use.
@@ -140,7 +124,7 @@ impl DramStore {
     pub fn hold_chosen(self: &Arc<Self>, slot: u32, key: BlockKey) -> Option<Held> {
         let (local, shard) = split(slot);
         let mut guard = self.write(shard);
-        let chosen = |r: &&Record| r.key() == key && r.is_resident() && r.in_reserve();
+        let chosen = |r: &&Record| r.is_resident() && r.in_reserve() && guard.key(local) == key;
         let record = guard.records.get(local as usize).filter(chosen)?;
         let (offset, size, checksum) = (record.offset(), record.size, record.checksum());
         guard.lend(local, State::Migrating).ok()?;
@@ -197,7 +181,7 @@ impl DramStore {
     pub(super) fn describe(&self, guard: &Shard, local: u32, shard: usize) -> (BlockStat, Record) {
         let record = guard.records[local as usize].clone();
         let stat = BlockStat {
-            key: record.key(),
+            key: guard.key(local),
             slot: slot_of(local, shard),
             state: record.state(),
             size: record.size,
@@ -228,14 +212,18 @@ impl DramStore {
         let (local, shard) = split(record.parent_slot());
         let guard = self.read(shard);
         let parent = guard.records.get(local as usize)?;
-        record.is_child_of(parent).then(|| parent.key())
+        let key = guard.key(local);
+        record.is_child_of(parent, key).then_some(key)
     }
 
+    /// Takes no lock, unless it changes all the time.
     pub(super) fn slot_of_resident(&self, key: BlockKey) -> Option<u32> {
         let (hash, shard) = self.place(key);
-        let guard = self.read(shard);
-        let local = guard.find(hash, key)?;
-        guard.records[local as usize].is_resident().then(|| slot_of(local, shard))
+        let local = self.indexes[shard].shown(hash, key).unwrap_or_else(|_| {
+            let guard = self.read(shard);
+            guard.find(hash, key).filter(|&local| guard.records[local as usize].is_resident())
+        });
+        local.map(|local| slot_of(local, shard))
     }
 
     /// Compares blocks with their checksums. One that differs is dropped and counted. Each is read once, however often a batch

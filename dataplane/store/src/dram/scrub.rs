@@ -45,7 +45,7 @@ impl DramStore {
             let block = {
                 let guard = self.read(shard);
                 let record = guard.records.get(local as usize).filter(|record| record.is_resident());
-                record.map(|record| (record.key(), record.size))
+                record.map(|record| (guard.key(local), record.size))
             };
             let Some((key, size)) = block else { continue };
             done.bytes += u64::from(size);

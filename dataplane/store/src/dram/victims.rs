@@ -53,7 +53,7 @@ impl DramStore {
             let known = guard.records.get(local as usize).filter(|record| match chosen {
                 Chosen::Policy => record.is_resident(),
                 Chosen::Reserve => record.is_resident() && record.in_reserve(),
-                Chosen::Store(key) | Chosen::Person(key) => record.is_resident() && record.key() == key,
+                Chosen::Store(key) | Chosen::Person(key) => record.is_resident() && guard.key(local) == key,
             });
             if known.is_none() {
                 return Evict::NotResident;
@@ -234,7 +234,12 @@ impl DramStore {
             let record = &guard.records[at];
             let idle = record.state() == State::Active && !guard.is_pinned(at as u32, now_ms, false);
             if idle && wanted(self.tenant_of(record)) {
-                found.push((record.used, Reverse(record.depth()), slot_of(at as u32, shard), record.key()));
+                found.push((
+                    record.used,
+                    Reverse(record.depth()),
+                    slot_of(at as u32, shard),
+                    guard.key(at as u32),
+                ));
             }
             if found.len() == SAMPLES {
                 return;

@@ -257,7 +257,7 @@ impl DramStore {
             let reserved_ms = reservation.expires_ms.saturating_sub(millis(self.config.reservation_ttl));
             guard.step(local, State::Storing)?;
             let record = &guard.records[local as usize];
-            (record.key(), record.offset(), record.size, parent, ttl_ms, reserved_ms)
+            (guard.key(local), record.offset(), record.size, parent, ttl_ms, reserved_ms)
         };
         let found = match given {
             Some(given) if self.config.commit_check == CommitCheck::Trust => given,
