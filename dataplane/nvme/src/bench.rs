@@ -173,7 +173,8 @@ impl Bench<'_> {
 
     fn get_small(&self, tier: &NvmeStore) -> Result<f64, BenchError> {
         let pages = self.small_bytes() / PAGE as u64;
-        let calls = (self.queue_depth as usize).div_ceil(RANDOM_BATCH);
+        // Twice the queue depth: the raw device has its next read ready when one is done, too.
+        let calls = (2 * self.queue_depth as usize).div_ceil(RANDOM_BATCH);
         let keys = (0..self.reads as u64).map(|n| small(scatter(n) % pages));
         let begun = Instant::now();
         self.get_all(tier, keys, PAGE, RANDOM_BATCH.min(self.queue_depth as usize), calls)?;

@@ -190,7 +190,7 @@ impl Engine {
 
     /// Works until it is told to close and nothing is left. Returns the summaries that nobody has saved.
     pub(super) fn run(mut self) -> Vec<Summary> {
-        let (mut commands, mut done) = (VecDeque::new(), Vec::new());
+        let (mut commands, mut done, mut finished) = (VecDeque::new(), Vec::new(), Vec::new());
         loop {
             self.shared.inbox.take(&mut commands);
             for command in commands.drain(..) {
@@ -200,14 +200,21 @@ impl Engine {
             if self.closing && self.ops.is_empty() && self.round.is_none() {
                 return self.unsaved();
             }
-            let block = self.shared.inbox.may_sleep();
-            self.io
-                .wait(block, &mut done)
-                .expect("the kernel takes a well-formed wait on a ring that is open");
-            for one in done.drain(..) {
-                self.completed(one);
+            let block = done.is_empty() && self.shared.inbox.may_sleep();
+            self.wait(block, &mut done);
+            finished.extend(done.drain(..).filter_map(|one| self.completed(one)));
+            if !finished.is_empty() && self.start_runs() {
+                // The device goes on while what it has read is checked.
+                self.wait(false, &mut done);
+            }
+            for (work, end) in finished.drain(..) {
+                self.finish(work, end);
             }
         }
+    }
+
+    fn wait(&mut self, block: bool, done: &mut Vec<Done>) {
+        self.io.wait(block, done).expect("the kernel takes a well-formed wait on a ring that is open");
     }
 
     /// The summaries of the segments that are still open.
@@ -274,13 +281,20 @@ impl Engine {
 
     /// Starts whatever can be started now.
     fn pump(&mut self) {
+        self.start_runs();
+        self.append();
+        self.start_flush();
+    }
+
+    /// Returns whether there were any to start.
+    fn start_runs(&mut self) -> bool {
+        let waiting = self.runs.len();
         while self.may_start()
             && let Some(run) = self.runs.pop_front()
         {
             self.submit_run(run);
         }
-        self.append();
-        self.start_flush();
+        self.runs.len() < waiting
     }
 
     /// Whether the queue depth allows one more op.
@@ -300,19 +314,23 @@ impl Engine {
         // SAFETY: the op is kept in `ops` until its completion, and its work owns the memory: a run its buffers, a
         // group (in `groups`) its buffers and pages. `io` is dropped before either.
         let started = unsafe { self.io.submit(token, &running.get().op) };
-        if let Err(error) = started {
-            self.completed((token, Err(error)));
+        if let Err(error) = started
+            && let Some((work, end)) = self.completed((token, Err(error)))
+        {
+            self.finish(work, end);
         }
     }
 
-    fn completed(&mut self, (token, result): Done) {
-        let Some(mut running) = self.ops.remove(&token) else { return };
+    /// Returns what is finished, if it need not be tried again.
+    fn completed(&mut self, (token, result): Done) -> Option<(Work, End)> {
+        let mut running = self.ops.remove(&token)?;
         match result {
             Ok(moved) if moved < running.left_bytes && moved > 0 && running.tries < TRIES_MAX => {
                 running.tries += 1;
                 running.left_bytes -= moved;
                 advance(&mut running.op, moved);
                 self.submit_again(running);
+                None
             }
             Err(error)
                 if matches!(
@@ -322,13 +340,14 @@ impl Engine {
             {
                 running.tries += 1;
                 self.submit_again(running);
+                None
             }
             Ok(moved) => {
-                self.finish(running.work, if moved == running.left_bytes { End::Done } else { End::Short })
+                Some((running.work, if moved == running.left_bytes { End::Done } else { End::Short }))
             }
             Err(error) => {
                 count(&self.shared.counters.io_errors, 1);
-                self.finish(running.work, End::Failed(error.to_string()));
+                Some((running.work, End::Failed(error.to_string())))
             }
         }
     }
