@@ -6,6 +6,8 @@ pub mod ring;
 
 use std::io::{self, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
+use std::num::NonZeroU64;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
@@ -281,6 +283,8 @@ pub struct Habits {
     after: [Habit; 2],
     /// A sleep that ended within this, waking up included, might have been a poll.
     short: Duration,
+    /// Whether it naps, as [`Eager::napping`] says.
+    naps: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -292,9 +296,13 @@ struct Habit {
     /// sleep is ever short: both sides would sleep for ever because both do.
     slept: u32,
     trial: u32,
+    /// Microseconds that the last waits took; 0 for one that was polled through.
+    took: [u32; 4],
 }
 
 impl Habit {
+    /// Microseconds of waits that are worth a nap. Shorter ones can be polled through; of longer ones a wake-up is no great part.
+    const WORTH_A_NAP: RangeInclusive<u32> = 30..=250;
     /// Each poll without result doubles the number needed for the next, up to this.
     const NEEDED_MAX: u32 = 4096;
     const NEEDED_MIN: u32 = 4;
@@ -302,7 +310,20 @@ impl Habit {
     const TRIAL_MAX: u32 = 4096;
     const TRIAL_MIN: u32 = 64;
 
-    const UNKNOWN: Self = Self { short: 0, needed: Self::NEEDED_MIN, slept: 0, trial: Self::TRIAL_MIN };
+    const UNKNOWN: Self =
+        Self { short: 0, needed: Self::NEEDED_MIN, slept: 0, trial: Self::TRIAL_MIN, took: [0; 4] };
+
+    /// How long to sleep by the clock at the beginning of a wait: half of the shortest of the last ones, as a sleep is longer than it should be,
+    /// and waits differ.
+    fn nap(&self) -> Option<Duration> {
+        let shortest = self.took.into_iter().min().filter(|time| Self::WORTH_A_NAP.contains(time))?;
+        Some(Duration::from_micros(u64::from(shortest) / 2))
+    }
+
+    fn took(&mut self, time: Duration) {
+        self.took.rotate_right(1);
+        self.took[0] = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+    }
 
     fn polls(&self) -> bool {
         self.short >= self.needed || self.slept >= self.trial
@@ -339,7 +360,7 @@ impl Habits {
     const RING: Duration = Duration::from_micros(55);
 
     pub const fn new(short: Duration) -> Self {
-        Self { was_short: false, after: [Habit::UNKNOWN; 2], short }
+        Self { was_short: false, after: [Habit::UNKNOWN; 2], short, naps: false }
     }
 
     /// What `poll` finds within a moment, if that is worth a try; else what `sleep` returns. Each gets `context`.
@@ -350,16 +371,30 @@ impl Habits {
         sleep: impl FnOnce(&mut C) -> T,
     ) -> T {
         let habit = &mut self.after[usize::from(self.was_short)];
+        if let Some(nap) = habit.nap().filter(|_| self.naps && !alone()) {
+            let start = Instant::now();
+            kvasir_os::thread::sleep(nap);
+            self.was_short = false;
+            let there = poll(context);
+            // It may have been there for long. So this counts as short, and the next waits begin without a nap.
+            let overslept = there.is_some();
+            let done = there.or_else(|| self::poll(|| poll(context))).unwrap_or_else(|| sleep(context));
+            habit.took(if overslept { Duration::ZERO } else { start.elapsed() });
+            return done;
+        }
         let polls = habit.polls() && !alone();
         if polls && let Some(done) = self::poll(|| poll(context)) {
             habit.found();
+            habit.took(Duration::ZERO);
             self.was_short = true;
             return done;
         }
         let start = Instant::now();
         let done = sleep(context);
-        self.was_short = !polls && start.elapsed() <= self.short;
+        let took = start.elapsed();
+        self.was_short = !polls && took <= self.short;
         habit.slept(polls, self.was_short);
+        habit.took(took);
         done
     }
 }
@@ -402,6 +437,18 @@ impl Eager {
     pub fn new(stream: Stream) -> Self {
         let short = if matches!(stream, Stream::Ring(_)) { Habits::RING } else { Habits::SOCKET };
         Self { stream, habits: Habits::new(short) }
+    }
+
+    /// As [`new`](Self::new), for the side that is asked, by the thread that will read.
+    ///
+    /// Waking a thread takes the one who does so some ten microseconds, a tenth of what a client needs to fill 1 MiB. So where waits are all
+    /// of about one length, this side sleeps through half of it by the clock, and then polls: it is awake before anything comes.
+    pub fn napping(stream: Stream) -> Self {
+        // Else Linux lets each nap last 50 us longer. Where it refuses, naps are overslept, and given up.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+        let mut eager = Self::new(stream);
+        eager.habits.naps = true;
+        eager
     }
 
     fn fill(&mut self, place: &mut Place<'_>) -> io::Result<usize> {
@@ -544,6 +591,35 @@ mod tests {
             |habits: &mut Habits, answer, waits| (0..waits).filter(|_| sleeps(habits, answer)).count();
         assert!(count(&mut habits, Some(()), 1_000) < 200);
         assert_eq!(count(&mut habits, Some(()), 1_000), 0);
+    }
+
+    #[test]
+    fn waits_of_one_length_begin_with_a_nap_and_one_that_is_overslept_ends_that() {
+        if alone() {
+            return;
+        }
+        let mut habit = Habit::UNKNOWN;
+        for wait in [100, 90, 120, 240] {
+            assert_eq!(habit.nap(), None);
+            habit.took(Duration::from_micros(wait));
+        }
+        assert_eq!(habit.nap(), Some(Duration::from_micros(45)));
+        let after = |waits: &[u64]| {
+            let mut habit = habit;
+            waits.iter().for_each(|&wait| habit.took(Duration::from_micros(wait)));
+            habit.nap().map(|nap| nap.as_micros())
+        };
+        assert_eq!([29, 30, 10_000].map(|wait| after(&[wait])), [None, Some(15), Some(45)]);
+        assert_eq!([250, 251].map(|wait| after(&[wait; 4])), [Some(125), None]);
+
+        let mut habits = Habits::new(Habits::RING);
+        habits.after[0] = habit;
+        let polled = |habits: &mut Habits| habits.wait(&mut (), |()| Some(true), |()| false);
+        assert!(!polled(&mut Habits { naps: false, after: habits.after, ..Habits::new(Habits::RING) }));
+        habits.naps = true;
+        assert!(polled(&mut habits), "after a nap it looks before it sleeps on");
+        assert_eq!(habits.after[0].nap(), None, "it was there when the nap ended");
+        assert!(!polled(&mut habits));
     }
 
     #[test]

@@ -410,7 +410,7 @@ impl<'a> Connection<'a> {
         if let Some(memory) = ring {
             let ring = Arc::new(Ring::new(memory.writable_fd(), Side::Host, stream.try_clone()?)?);
             self.writer = Some(Stream::Ring(Arc::clone(&ring)));
-            self.reader.get_mut().stream = Eager::new(Stream::Ring(ring));
+            self.reader.get_mut().stream = Eager::napping(Stream::Ring(ring));
         }
         Ok(())
     }
