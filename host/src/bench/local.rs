@@ -6,6 +6,7 @@ use std::hint::black_box;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kvasir_dataplane::server::access::OwnUser;
@@ -55,12 +56,13 @@ pub(super) fn store(setup: &Setup<'_>) -> Result<Vec<Row>, Error> {
         exists("exists/1024", setup, || Ok(black_box(store.exists(&keys)?).len()))?,
         exists_on_two("exists/1024/two-threads", setup, &store, &keys)?,
         exists("exists/1024/socket", setup, || Ok(local.exists(&keys)?.len()))?,
-        get_cpu("get/4KiB/cpu", setup, &local, &keys[..1])?,
+        get_cpu("get/4KiB/cpu", setup, &local, &keys[..1])?.beside(ping_pong(setup)?),
         get_cpu("get/4KiB/cpu/batch-32", setup, &local, &keys[..32])?,
     ];
     for (name, size) in [("put/1MiB", MIB), ("put/16MiB", 16 * MIB)] {
         rows.push(put(name, setup, &store, &local, size)?);
     }
+    rows.push(first_touch("put/1MiB/first-touch", setup, MIB)?);
     rows.push(put_gathered("put/gather/1MiB", setup, &store, &local, MIB)?);
     rows.push(get_scattered("get/scatter/1MiB", setup, &store, &local, MIB)?);
     rows.push(memcpy_in_cache("memcpy/in-cache/1MiB", setup, MIB)?);
@@ -138,6 +140,70 @@ fn get_cpu(name: &str, setup: &Setup<'_>, client: &Client, keys: &[BlockKey]) ->
         Ok(())
     })?;
     Ok(row(name, "us", cpu * 1e6 / (calls.len() * keys.len()) as f64, &calls, None))
+}
+
+/// Words on lines of their own.
+#[repr(align(128))]
+struct Turn(AtomicU64);
+
+/// Microseconds of processor time, of both threads, for each time that one gives the other a turn by a word in memory and gets it back: the
+/// least that a question costs if nobody sleeps.
+fn ping_pong(setup: &Setup<'_>) -> Result<f64, Error> {
+    const OVER: u64 = u64::MAX;
+    let (there, back) = (Turn(AtomicU64::new(0)), Turn(AtomicU64::new(0)));
+    let wait = |turn: &Turn, beyond: u64| loop {
+        match turn.0.load(Ordering::Acquire) {
+            now if now > beyond => return now,
+            _ => std::hint::spin_loop(),
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut turn = 0;
+            while turn != OVER {
+                turn = wait(&there, turn);
+                back.0.store(turn, Ordering::Release);
+            }
+        });
+        let mut turn = 0;
+        let measured = measure(setup, || {
+            turn += 1;
+            there.0.store(turn, Ordering::Release);
+            wait(&back, turn - 1);
+            Ok(())
+        });
+        there.0.store(OVER, Ordering::Release);
+        measured.map(|(calls, cpu)| cpu * 1e6 / calls.len() as f64)
+    })
+}
+
+/// Puts into a pool of which nothing has been touched yet, compared with puts into the same places once they have been.
+fn first_touch(name: &str, setup: &Setup<'_>, size: usize) -> Result<Row, Error> {
+    let store = Arc::new(DramStore::open(DramConfig { pool_bytes: POOL as u64, ..DramConfig::default() })?);
+    let socket = setup.socket.with_extension("untouched");
+    let listen = Listen { unix: Some(socket.clone()), ..Listen::default() };
+    let node = Node::dram_only(Arc::clone(&store), Clock::start());
+    let server = Server::start(node, &listen, Arc::new(OwnUser { token: None }), ServerConfig::default())?;
+    let client = Client::connect(&Endpoint::Unix(socket), Options::default())?;
+    // So much of it that the second time finds no others.
+    let (bytes, places) = (vec![3; size], POOL / 8 * 7 / size);
+    let key = |n: usize| BlockKey::from_engine_hash(name, &n.to_le_bytes());
+    let fill = || {
+        let mut spent = Vec::with_capacity(places);
+        for n in 0..places {
+            let start = Instant::now();
+            client.put(&BlockMeta::single(key(n), size as u32), &bytes)?;
+            spent.push(start.elapsed().as_secs_f64());
+        }
+        store.remove(&(0..places).map(key).collect::<Vec<_>>(), 0)?;
+        spent.sort_by(f64::total_cmp);
+        Ok::<_, Error>(spent)
+    };
+    let (first, again) = (fill()?, fill()?);
+    server.stop();
+    // Not by the median: pages are populated ahead, as far as that keeps up.
+    let mean = |spent: &[f64]| (spent.len() * size) as f64 / spent.iter().sum::<f64>() / 1e9;
+    Ok(row(name, "GB/s", mean(&first), &first, Some(mean(&again))))
 }
 
 /// Puts that replace the oldest of as many blocks as half the pool holds, compared with a memcpy over as much
@@ -325,7 +391,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let setup = Setup { each: Duration::from_millis(5), socket: &dir.path().join("bench.sock") };
         let rows = store(&setup).unwrap();
-        assert_eq!(rows.len(), 13);
+        assert_eq!(rows.len(), 14);
         assert!(rows.iter().all(|row| row.value.is_finite() && row.value > 0.0), "{rows:?}");
     }
 }
