@@ -6,8 +6,11 @@
 //! `socket/...` is the same loop over as much memory as the transfers use. Rounds alternate, and medians are reported, so
 //! that other work on the machine hits all.
 
+mod sealed;
+
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -16,13 +19,14 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::Row;
+use super::local::{self, Setup};
 use kvasir_dataplane::memory::host::HostPool;
 use kvasir_dataplane::memory::region::Region;
 use kvasir_dataplane::transfer::plan::{PlanConfig, Rail, Schedule, Work};
 use kvasir_dataplane::transfer::{Batch, Class, Engine, EngineConfig, Entry, Segment, Transfer};
 use kvasir_dataplane::transport::node::{Node, Secret};
 use kvasir_dataplane::transport::shm::{Shm, ShmConfig};
-use kvasir_dataplane::transport::tcp::{Tcp, TcpConfig};
+use kvasir_dataplane::transport::tcp::{Tcp, TcpConfig, Tls};
 use kvasir_dataplane::transport::{Access, Direction, RemoteRange, Transport};
 
 const MIB: u64 = 1 << 20;
@@ -31,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Measures the groups of rows whose first name is wanted. `round` is how long one round of one thing lasts; each has
 /// `rounds` of them.
 pub(super) fn run(round: Duration, rounds: usize, wanted: impl Fn(&str) -> bool) -> io::Result<Vec<Row>> {
-    let bench = Bench::over_tcp(64 * MIB)?;
+    let bench = Bench::over_tcp(64 * MIB, None)?;
     let (mut rows, all) = (Vec::new(), round * rounds as u32);
     for (name, len, depth) in [("64KiB", 64 << 10, 64), ("1MiB", MIB, 16), ("16MiB", 16 * MIB, 2)] {
         if wanted(&format!("tcp/get/{name}")) {
@@ -42,7 +46,7 @@ pub(super) fn run(round: Duration, rounds: usize, wanted: impl Fn(&str) -> bool)
         rows.push(bench.small(round, rounds));
     }
     if wanted("tcp/latency/4KiB") {
-        rows.push(bench.latency(all));
+        rows.push(bench.latency(all)?);
     }
     if wanted("tcp/batch/32x1MiB") {
         rows.push(bench.batches(round, rounds));
@@ -51,6 +55,9 @@ pub(super) fn run(round: Duration, rounds: usize, wanted: impl Fn(&str) -> bool)
         rows.extend(bench.classes(all));
     }
     bench.check()?;
+    if wanted("tls/get/1MiB") {
+        rows.extend(sealed::rows(round, rounds)?);
+    }
     if wanted("shm/entry") {
         rows.extend(shared_memory(all)?);
     }
@@ -80,8 +87,9 @@ struct Bench {
 }
 
 impl Bench {
-    /// Over one TCP connection.
-    fn over_tcp(bytes: u64) -> io::Result<Self> {
+    /// Over one TCP connection, encrypted if there is something to show: by the server, and by the client.
+    fn over_tcp(bytes: u64, tls: Option<[Tls; 2]>) -> io::Result<Self> {
+        let [server_tls, client_tls] = tls.map_or([None, None], |sides| sides.map(Some));
         let config = TcpConfig {
             listen: Some((Ipv4Addr::LOCALHOST, 0).into()),
             // Other work on the machine must not end a measurement.
@@ -90,8 +98,8 @@ impl Bench {
         };
         let node = |name: &str| Arc::new(Node::new(name, Secret::new(b"bench"), 1));
         let server_node = node("server");
-        let server = Tcp::new(server_node.clone(), config.clone())?;
-        let client = Tcp::new(node("client"), TcpConfig { listen: None, ..config })?;
+        let server = Tcp::new(server_node.clone(), TcpConfig { tls: server_tls, ..config.clone() })?;
+        let client = Tcp::new(node("client"), TcpConfig { listen: None, tls: client_tls, ..config })?;
         Self::over(bytes, &server_node, Arc::new(server), Arc::new(client))
     }
 
@@ -169,11 +177,6 @@ impl Bench {
             ours.push(self.gets(len, depth, round));
             widely.push(wide.stream(round)?);
         }
-        let rate =
-            |rounds: &[Round]| median(rounds.iter().map(|r| r.bytes as f64 / r.seconds / 1e9).collect());
-        let cpu = |rounds: &[Round]| {
-            median(rounds.iter().map(|r| r.cpu_seconds / (r.bytes as f64 / 1e9)).collect())
-        };
         // The published figure is the one for the middle size.
         let cpu_name = if name == "1MiB" { "tcp/cpu".to_owned() } else { format!("tcp/cpu/{name}") };
         Ok(vec![
@@ -189,10 +192,16 @@ impl Bench {
         Row::new("tcp/get/4KiB", median(rates.collect()), "ops/s")
     }
 
-    fn latency(&self, time: Duration) -> Row {
-        let times = self.times(4096, time);
+    /// Beside a byte that is sent over a plain socket, and as many bytes that come back.
+    fn latency(&self, time: Duration) -> io::Result<Row> {
+        const LEN: usize = 4096;
+        let times = self.times(LEN as u64, time);
+        // It needs no path.
+        let setup = Setup { each: time, socket: Path::new("") };
+        let plain = local::plain_socket(&setup, LEN).map_err(io::Error::other)?;
         let p50 = at(&times, 0.5);
-        Row { p50: Some(p50), p99: Some(at(&times, 0.99)), ..Row::new("tcp/latency/4KiB", p50, "us") }
+        let row = Row::new("tcp/latency/4KiB", p50, "us").beside(LEN as f64 / plain / 1e3);
+        Ok(Row { p50: Some(p50), p99: Some(at(&times, 0.99)), ..row })
     }
 
     /// Urgent gets of `len` bytes, one after the other: how long each took in µs, sorted.
@@ -336,6 +345,16 @@ impl Timer {
     }
 }
 
+/// GB/s, in the median of rounds.
+fn rate(rounds: &[Round]) -> f64 {
+    median(rounds.iter().map(|round| round.bytes as f64 / round.seconds / 1e9).collect())
+}
+
+/// Seconds of processor time for a GB, in the median of rounds.
+fn cpu(rounds: &[Round]) -> f64 {
+    median(rounds.iter().map(|round| round.cpu_seconds / (round.bytes as f64 / 1e9)).collect())
+}
+
 /// CPU time of all threads of this process: both sides of a transfer.
 fn process_cpu() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
@@ -367,9 +386,24 @@ impl Plain {
     }
 
     fn stream(&self, round: Duration) -> io::Result<Round> {
-        let mut reader = TcpStream::connect(self.listener.local_addr()?)?;
-        let (mut writer, _) = self.listener.accept()?;
+        let (reader, writer) = self.pair()?;
+        self.measure(reader, writer, round)
+    }
+
+    fn pair(&self) -> io::Result<(TcpStream, TcpStream)> {
+        let reader = TcpStream::connect(self.listener.local_addr()?)?;
+        let (writer, _) = self.listener.accept()?;
         writer.set_nodelay(true)?;
+        Ok((reader, writer))
+    }
+
+    /// What comes through in a round, over whatever lies above the sockets.
+    fn measure(
+        &self,
+        mut reader: impl Read,
+        mut writer: impl Write + Send + 'static,
+        round: Duration,
+    ) -> io::Result<Round> {
         let (len, source) = (self.len, vec![7; self.memory]);
         // The writer ends when the reader has gone.
         let send = move || source.chunks(len).cycle().try_for_each(|piece| writer.write_all(piece));
@@ -482,7 +516,7 @@ mod tests {
     #[test]
     fn smoke() {
         let rows = run(Duration::from_millis(1), 1, |_| true).unwrap();
-        assert_eq!(rows.len(), 22);
+        assert_eq!(rows.len(), 24);
         assert!(rows.iter().all(|row| row.value > 0.0 && row.reference.is_none_or(|r| r > 0.0)), "{rows:?}");
     }
 }

@@ -42,6 +42,7 @@ mod tests {
             ("tcp/get/16MiB", "GB/s"),
             ("tcp/cpu", "CPU-s/GB"),
             ("tcp/get/4KiB", "ops/s"),
+            ("tls/get/1MiB", "GB/s"),
             ("plan/slice", "ns"),
             ("shm/entry", "entries/s"),
             ("handover/first-layer", "ms"),
