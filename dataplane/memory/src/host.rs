@@ -24,7 +24,7 @@ use super::extents::PAGE;
 use super::placing::{HUGE_PAGE, HugePages, Pages, Placed, Placing, Untouched, choose_pages};
 use super::runs::{CHUNK, checksum_of};
 use super::shared::{Place, Shared};
-use super::stream::{copy_past_cache, settle};
+use super::stream::{STEP, copy_past_cache, settle};
 use crate::checksum::Checksum;
 use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -292,14 +292,14 @@ impl Mapping {
                     is_soon = true;
                     soon();
                 }
-                let chunk = rest.first(CHUNK);
+                let chunk = rest.first(STEP);
                 // The checksum first, which brings the chunk into the cache, then the copy out of it.
                 chunk.add_to(&mut sum);
                 // SAFETY: what was done and this chunk are at most `len` bytes, which fit at `to`, and no part was found to
                 // overlap them.
                 unsafe { copy_past_cache(chunk, to.add(done)) };
                 done += chunk.len();
-                rest = rest.after(CHUNK);
+                rest = rest.after(STEP);
             }
         }
         settle();

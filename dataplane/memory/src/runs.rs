@@ -12,15 +12,13 @@ use std::sync::Arc;
 use crate::checksum::Checksum;
 use crate::host::HostPool;
 use crate::shared::{Place, Shared};
-use crate::stream::{copy_past_cache, settle};
+use crate::stream::{STEP, copy_past_cache, fetch_ahead, settle};
 
 /// What is copied and summed at once: a part of the first-level cache.
 pub(crate) const CHUNK: usize = 8 << 10;
 /// Blocks of this size or more are copied out past the cache. An engine loads more of them than the cache holds, and whoever writes through
 /// it reads all that is overwritten: 150 us for 1 MiB, and 60 past it.
 const PAST_CACHE: usize = 64 << 10;
-/// On their way, this much of them stays in the first-level cache, to be summed up.
-const STEP: usize = 4 << 10;
 
 /// The checksum of parts as if they followed each other.
 pub fn checksum_of(parts: &[Shared<'_>]) -> u64 {
@@ -62,6 +60,8 @@ impl<'p, 'a> Scatter<'p, 'a> {
     fn copy_past_cache(&mut self, from: Shared<'_>) -> usize {
         let (mut step, mut rest) = ([0; STEP], from);
         while let Some(place) = next(&mut self.places).filter(|_| !rest.is_empty()) {
+            fetch_ahead(rest);
+            // What is summed up is what was copied, even if somebody changes the block meanwhile.
             let count = rest.first(place.left()).copy_to(&mut step);
             let step = &step[..count];
             // SAFETY: there is room for as many bytes, and nobody else knows of those that are copied.

@@ -3,6 +3,29 @@
 
 use super::shared::Shared;
 
+/// What is summed up and copied in turns: so little that the processor still writes one piece out while it sums up the next. In pieces of
+/// 4 or 8 KiB, 1 MiB takes a seventh longer.
+pub(super) const STEP: usize = 1 << 10;
+/// How far ahead of the copy bytes are fetched. The processor's own guesses end with each page: without, 1 MiB that is in no cache takes a
+/// third longer.
+const AHEAD: usize = 2 << 10;
+
+/// Has the processor fetch the next [`STEP`] but one of `rest`, of which the first is about to be copied.
+pub(super) fn fetch_ahead(rest: Shared<'_>) {
+    // Miri does not support it, and nothing changes but the time.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let piece = rest.after(AHEAD).first(STEP);
+        for at in (0..piece.len()).step_by(64) {
+            // SAFETY: the address lies in memory that can be read; SSE is part of every x86-64.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(piece.as_ptr().add(at).cast()) };
+        }
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = rest;
+}
+
 /// Copies `from` to `to` without first reading the target's lines into the cache, if the processor can: a block
 /// that is stored is larger than the caches, and reading what is overwritten costs a third of the memory's bandwidth.
 ///
