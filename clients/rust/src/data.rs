@@ -218,14 +218,15 @@ impl Client {
         receive: impl FnOnce(&mut Reader, Reply, u64) -> Result<T, Fault>,
     ) -> Result<T, ClientError> {
         let mut wire = self.wire.lock();
-        if wire.broken {
+        // Through shared memory an answer can come after the socket is closed.
+        if wire.broken || self.local.as_ref().is_some_and(|local| local.is_dead()) {
             return Err(ClientError::Closed { endpoint: self.endpoint.clone() });
         }
         let (op, endpoint) = (request.op(), &self.endpoint);
-        let (mut deadline, now) = (*self.deadline.lock(), Instant::now());
+        let mut deadline = *self.deadline.lock();
         if is_last_word(op) {
-            deadline = deadline.map(|deadline| deadline.max(now + LAST_WORD));
-        } else if deadline.is_some_and(|deadline| now >= deadline) {
+            deadline = deadline.map(|deadline| deadline.max(Instant::now() + LAST_WORD));
+        } else if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             return Err(ClientError::DeadlinePassed { endpoint: endpoint.clone(), op });
         }
         // It stays so unless all goes well to the end.

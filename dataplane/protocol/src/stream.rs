@@ -283,6 +283,8 @@ pub struct Habits {
     after: [Habit; 2],
     /// A sleep that ended within this, waking up included, might have been a poll.
     short: Duration,
+    /// Every wait begins with a poll of this length, whatever was learned.
+    always: Duration,
     /// Whether it naps, as [`Eager::napping`] says.
     naps: bool,
 }
@@ -302,7 +304,10 @@ struct Habit {
 
 impl Habit {
     /// Microseconds of waits that are worth a nap. Shorter ones can be polled through; of longer ones a wake-up is no great part.
-    const WORTH_A_NAP: RangeInclusive<u32> = 30..=250;
+    const WORTH_A_NAP: RangeInclusive<u32> = 30..=500;
+    /// Microseconds before the end of an expected wait by which a nap should be over: it lasts longer than it should, and then there is a
+    /// poll.
+    const EARLY: u32 = 60;
     /// Each poll without result doubles the number needed for the next, up to this.
     const NEEDED_MAX: u32 = 4096;
     const NEEDED_MIN: u32 = 4;
@@ -313,11 +318,10 @@ impl Habit {
     const UNKNOWN: Self =
         Self { short: 0, needed: Self::NEEDED_MIN, slept: 0, trial: Self::TRIAL_MIN, took: [0; 4] };
 
-    /// How long to sleep by the clock at the beginning of a wait: half of the shortest of the last ones, as a sleep is longer than it should be,
-    /// and waits differ.
+    /// How long to sleep by the clock at the beginning of a wait, by the shortest of the last ones: at least half of that.
     fn nap(&self) -> Option<Duration> {
         let shortest = self.took.into_iter().min().filter(|time| Self::WORTH_A_NAP.contains(time))?;
-        Some(Duration::from_micros(u64::from(shortest) / 2))
+        Some(Duration::from_micros((shortest / 2).max(shortest.saturating_sub(Self::EARLY)).into()))
     }
 
     fn took(&mut self, time: Duration) {
@@ -359,8 +363,17 @@ impl Habits {
     /// The limit where a bell wakes the other side early. It is shorter, or filling a block of 1 MiB would count as a short wait.
     const RING: Duration = Duration::from_micros(55);
 
+    /// What waking a thread costs the one who does so. Without, two sides that once slept, for whatever reason, find every wait of the other one
+    /// long, because it was woken for it, and sleep on: a tenth of the puts took 50 us longer.
+    const ALWAYS: Duration = Duration::from_micros(10);
+
     pub const fn new(short: Duration) -> Self {
-        Self { was_short: false, after: [Habit::UNKNOWN; 2], short, naps: false }
+        Self { was_short: false, after: [Habit::UNKNOWN; 2], short, always: Duration::ZERO, naps: false }
+    }
+
+    fn of_ring() -> Self {
+        let always = if alone() { Duration::ZERO } else { Self::ALWAYS };
+        Self { always, ..Self::new(Self::RING) }
     }
 
     /// What `poll` finds within a moment, if that is worth a try; else what `sleep` returns. Each gets `context`.
@@ -378,20 +391,26 @@ impl Habits {
             let there = poll(context);
             // It may have been there for long. So this counts as short, and the next waits begin without a nap.
             let overslept = there.is_some();
-            let done = there.or_else(|| self::poll(|| poll(context))).unwrap_or_else(|| sleep(context));
+            let done = there
+                .or_else(|| self::poll(LONGEST, || poll(context)).ok())
+                .unwrap_or_else(|| sleep(context));
             habit.took(if overslept { Duration::ZERO } else { start.elapsed() });
             return done;
         }
         let polls = habit.polls() && !alone();
-        if polls && let Some(done) = self::poll(|| poll(context)) {
-            habit.found();
-            habit.took(Duration::ZERO);
-            self.was_short = true;
-            return done;
-        }
+        let longest = if polls { LONGEST } else { self.always };
+        let polled = match self::poll(longest, || poll(context)) {
+            Ok(done) => {
+                habit.found();
+                habit.took(Duration::ZERO);
+                self.was_short = true;
+                return done;
+            }
+            Err(polled) => polled,
+        };
         let start = Instant::now();
         let done = sleep(context);
-        let took = start.elapsed();
+        let took = polled + start.elapsed();
         self.was_short = !polls && took <= self.short;
         habit.slept(polls, self.was_short);
         habit.took(took);
@@ -399,17 +418,28 @@ impl Habits {
     }
 }
 
-/// Repeats `step` for a moment. Returns `None` if there was nothing all that time.
-fn poll<T>(mut step: impl FnMut() -> Option<T>) -> Option<T> {
-    /// Roughly what a switch to another thread and back costs.
-    const LONGEST: Duration = Duration::from_micros(40);
-    let start = Instant::now();
+/// Roughly what a switch to another thread and back costs.
+const LONGEST: Duration = Duration::from_micros(40);
+
+/// Repeats `step` for at least `time`. If there was nothing all that time, returns how long it was.
+fn poll<T>(time: Duration, mut step: impl FnMut() -> Option<T>) -> Result<T, Duration> {
+    /// Between looks at the clock, each of which takes longer than a step.
+    const STEPS: u32 = 16;
+    if time.is_zero() {
+        return Err(time);
+    }
+    let mut start = None;
     loop {
-        let done = step();
-        if done.is_some() || start.elapsed() >= LONGEST {
-            return done;
+        for _ in 0..STEPS {
+            if let Some(done) = step() {
+                return Ok(done);
+            }
+            std::hint::spin_loop();
         }
-        std::hint::spin_loop();
+        let spent = start.get_or_insert_with(Instant::now).elapsed();
+        if spent >= time {
+            return Err(spent);
+        }
     }
 }
 
@@ -435,14 +465,15 @@ pub struct Eager {
 
 impl Eager {
     pub fn new(stream: Stream) -> Self {
-        let short = if matches!(stream, Stream::Ring(_)) { Habits::RING } else { Habits::SOCKET };
-        Self { stream, habits: Habits::new(short) }
+        let habits =
+            if matches!(stream, Stream::Ring(_)) { Habits::of_ring() } else { Habits::new(Habits::SOCKET) };
+        Self { stream, habits }
     }
 
     /// As [`new`](Self::new), for the side that is asked, by the thread that will read.
     ///
     /// Waking a thread takes the one who does so some ten microseconds, a tenth of what a client needs to fill 1 MiB. So where waits are all
-    /// of about one length, this side sleeps through half of it by the clock, and then polls: it is awake before anything comes.
+    /// of about one length, this side sleeps through most of it by the clock, and then polls: it is awake before anything comes.
     pub fn napping(stream: Stream) -> Self {
         // Else Linux lets each nap last 50 us longer. Where it refuses, naps are overslept, and given up.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
@@ -610,7 +641,7 @@ mod tests {
             habit.nap().map(|nap| nap.as_micros())
         };
         assert_eq!([29, 30, 10_000].map(|wait| after(&[wait])), [None, Some(15), Some(45)]);
-        assert_eq!([250, 251].map(|wait| after(&[wait; 4])), [Some(125), None]);
+        assert_eq!([120, 121, 500, 501].map(|wait| after(&[wait; 4])), [Some(60), Some(61), Some(440), None]);
 
         let mut habits = Habits::new(Habits::RING);
         habits.after[0] = habit;
@@ -620,6 +651,24 @@ mod tests {
         assert!(polled(&mut habits), "after a nap it looks before it sleeps on");
         assert_eq!(habits.after[0].nap(), None, "it was there when the nap ended");
         assert!(!polled(&mut habits));
+    }
+
+    #[test]
+    fn a_short_wait_on_a_ring_is_polled_through_after_any_number_of_long_ones() {
+        if alone() {
+            return;
+        }
+        let mut habits = Habits::of_ring();
+        let polled = |habits: &mut Habits, after: u32| {
+            let mut polls = 0;
+            let step = |polls: &mut u32| {
+                *polls += 1;
+                (*polls > after).then_some(true)
+            };
+            habits.wait(&mut polls, step, |_| false)
+        };
+        assert!((0..100).all(|_| !polled(&mut habits, u32::MAX)));
+        assert!((0..100).all(|_| polled(&mut habits, 2)));
     }
 
     #[test]

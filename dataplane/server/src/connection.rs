@@ -154,13 +154,14 @@ impl<'a> Connection<'a> {
         false
     }
 
-    /// Serves one frame. Returns false when the peer closed the connection or was silent for too long.
+    /// Serves one frame. Returns false when the peer closed the connection or was silent for too long, and when the host stops.
     fn serve_one(&mut self, request: &mut u64) -> Result<bool, Broken> {
         let more = self.wait_for_frame();
         if self.entry.ended.load(Ordering::Relaxed) {
             return Err(Refused(REVOKED.to_owned()).into());
         }
-        if !more? {
+        // A client that never pauses is never waited for, so the end of its socket alone might not be seen.
+        if !more? || self.shared.stopping.load(Ordering::SeqCst) {
             return Ok(false);
         }
         let began = Instant::now();

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use rustix::net::SendFlags;
 
-use super::{poll, unless_blocked};
+use super::{LONGEST, poll, unless_blocked};
 use kvasir_memory::host::{HostPool, Mapping, PoolError};
 use kvasir_memory::shared::{Place, Shared};
 use kvasir_os::time::Instant;
@@ -52,6 +52,9 @@ pub struct Ring {
     outward: u64,
     written: AtomicU32,
     read: AtomicU32,
+    /// Up to where the other end had read what this one wrote, when that was last looked at: a line that the other end changes with each
+    /// read is fetched from it only when there seems to be no room.
+    seen_read: AtomicU32,
 }
 
 impl Ring {
@@ -59,7 +62,8 @@ impl Ring {
     pub fn new(memory: BorrowedFd<'_>, side: Side, socket: UnixStream) -> io::Result<Self> {
         let memory = Mapping::new(memory, LEN, true)?;
         let outward = u64::from(side == Side::Host);
-        Ok(Self { memory, socket, outward, written: AtomicU32::new(0), read: AtomicU32::new(0) })
+        let [written, read, seen_read] = [const { AtomicU32::new(0) }; 3];
+        Ok(Self { memory, socket, outward, written, read, seen_read })
     }
 
     pub fn socket(&self) -> &UnixStream {
@@ -119,8 +123,14 @@ impl Ring {
 
     fn write_now(&self, bytes: Shared<'_>) -> io::Result<usize> {
         let written = self.written.load(Ordering::Relaxed);
-        let free = CAPACITY - distance(self.load(self.outward, Word::Read), written)?;
-        let count = free.min(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+        let wanted = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        let mut free = CAPACITY - distance(self.seen_read.load(Ordering::Relaxed), written)?;
+        if free < wanted {
+            let read = self.load(self.outward, Word::Read);
+            free = CAPACITY - distance(read, written)?;
+            self.seen_read.store(read, Ordering::Relaxed);
+        }
+        let count = free.min(wanted);
         if count == 0 {
             return if bytes.is_empty() { Ok(0) } else { Err(io::ErrorKind::WouldBlock.into()) };
         }
@@ -170,7 +180,7 @@ impl Ring {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => gone = Some(Err(error)),
                 // This bell announces what is there, or will be in a moment.
                 Ok(_) => {
-                    if let Some(done) = poll(|| unless_blocked(step())) {
+                    if let Ok(done) = poll(LONGEST, || unless_blocked(step())) {
                         return done.map(Some);
                     }
                     if until.is_none() {
@@ -349,7 +359,9 @@ mod tests {
         let (near, far) = pair();
         near.store(0, Word::Written, CAPACITY + 1);
         assert_eq!(far.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::InvalidData);
-        far.store(0, Word::Read, 1);
+        // This one is looked at where there seems to be no room.
+        write_all(&near, &vec![0; CAPACITY as usize]);
+        far.store(0, Word::Read, CAPACITY + 1);
         assert_eq!(near.write(&[0]).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 }

@@ -239,6 +239,24 @@ fn closing_ends_the_connection_whoever_looks_at_it_meanwhile() {
 }
 
 #[test]
+fn a_host_stops_though_a_client_asks_without_a_pause() {
+    let mut host = Host::small();
+    let client = Client::connect(&host.unix(), options()).unwrap();
+    let asked = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while client.exists(&[key(1)]).is_ok() {
+                asked.store(true, Ordering::Relaxed);
+            }
+        });
+        while !asked.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        host.stop();
+    });
+}
+
+#[test]
 fn a_host_that_accepts_nobody_is_given_up() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("full.sock");
