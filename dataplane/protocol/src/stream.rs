@@ -305,9 +305,9 @@ struct Habit {
 impl Habit {
     /// Microseconds of waits that are worth a nap. Shorter ones can be polled through; of longer ones a wake-up is no great part.
     const WORTH_A_NAP: RangeInclusive<u32> = 30..=500;
-    /// Microseconds before the end of an expected wait by which a nap should be over: it lasts longer than it should, and then there is a
-    /// poll.
-    const EARLY: u32 = 60;
+    /// Microseconds before the end of an expected wait by which a nap should be over: it lasts up to 40 longer than it should, and then
+    /// there is a poll.
+    const EARLY: u32 = 80;
     /// Each poll without result doubles the number needed for the next, up to this.
     const NEEDED_MAX: u32 = 4096;
     const NEEDED_MIN: u32 = 4;
@@ -641,7 +641,7 @@ mod tests {
             habit.nap().map(|nap| nap.as_micros())
         };
         assert_eq!([29, 30, 10_000].map(|wait| after(&[wait])), [None, Some(15), Some(45)]);
-        assert_eq!([120, 121, 500, 501].map(|wait| after(&[wait; 4])), [Some(60), Some(61), Some(440), None]);
+        assert_eq!([160, 161, 500, 501].map(|wait| after(&[wait; 4])), [Some(80), Some(81), Some(420), None]);
 
         let mut habits = Habits::new(Habits::RING);
         habits.after[0] = habit;
