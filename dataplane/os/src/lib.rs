@@ -17,5 +17,22 @@ pub mod time {
 }
 
 pub mod thread {
+    use std::io;
+
     pub use std::thread::{Builder, JoinHandle, available_parallelism, scope, sleep, spawn, yield_now};
+
+    /// How much nicer a thread that gives way is than the rest of the host. It gets less than a tenth of a core that others want,
+    /// and an idle core whole. So its work comes to its end also on a machine that is never idle.
+    pub const NICENESS: i32 = 10;
+
+    /// Has the calling thread give way to others from now on, for work that takes long and that nobody waits for. It should hold
+    /// no lock meanwhile that others want. Linux counts niceness by thread, whatever POSIX says (nice(2), "C library/kernel
+    /// differences").
+    ///
+    /// # Errors
+    /// The system refuses, and the thread has the priority that it had.
+    pub fn give_way() -> io::Result<()> {
+        rustix::process::nice(NICENESS)?;
+        Ok(())
+    }
 }

@@ -61,7 +61,7 @@ fn drain(store: &DramStore) -> Vec<AccessEvent> {
 
 /// What a policy that starts now is told of a pool that nobody uses meanwhile.
 fn replayed(store: &DramStore) -> Vec<AccessEvent> {
-    let history = store.history(u64::from(u32::MAX));
+    let history = store.history(u64::from(u32::MAX)).in_order();
     let mut events = Vec::new();
     for past in &history.entries {
         if past.is_use() {
@@ -581,7 +581,7 @@ fn many_threads_never_read_a_wrong_byte() {
 
 /// Any block may have gone, or have another's slot, by the time it is looked at.
 fn replay_while_used(store: &DramStore) {
-    let history = store.history(1);
+    let history = store.history(1).in_order();
     for past in &history.entries {
         let told = store.resident(past.slot()).map(|resident| resident.insert);
         let told = if past.is_use() { store.past_use(past.slot(), &history) } else { told };

@@ -35,7 +35,10 @@ impl Past {
         let (sender, from) = mpsc::sync_channel(PIECES_READY);
         let store = Arc::clone(store);
         let make = move || {
-            let History { entries, until } = store.history(now_ms);
+            let history = store.history(now_ms);
+            // Where all cores are busy, this would take half of the one on which victims are chosen. If that is refused, it does.
+            let _ = thread::give_way();
+            let History { entries, until } = history.in_order();
             let pieces = entries.chunks(piece).map(<[_]>::to_vec).chain([Vec::new()]);
             let _ = pieces.map(|entries| History { entries, until }).try_for_each(|piece| sender.send(piece));
         };

@@ -1,12 +1,9 @@
 //! The threads that compile components, which give way to those that serve.
 
 use super::Error;
+use kvasir_os::thread;
 use parking_lot::Mutex;
 use rayon::{ThreadPool, ThreadPoolBuilder};
-
-/// How much nicer threads that compile are than the rest of the host. They get less than a tenth of a core that others want, and
-/// idle cores whole. So a load comes to its end also on a machine that is never idle.
-const NICENESS: i32 = 10;
 
 /// As many threads as there are cores.
 pub(super) struct Compiler {
@@ -21,7 +18,11 @@ impl Compiler {
     pub(super) fn start() -> Result<Self, Error> {
         let threads = ThreadPoolBuilder::new()
             .thread_name(|i| format!("kvasir-compile-{i}"))
-            .start_handler(|_| give_way())
+            .start_handler(|_| {
+                if let Err(error) = thread::give_way() {
+                    tracing::debug!(%error, "compiling has the priority of serving");
+                }
+            })
             .build()
             .map_err(|e| Error::Engine(format!("cannot start the threads that compile: {e}")))?;
         Ok(Self { threads, turn: Mutex::new(()) })
@@ -34,13 +35,6 @@ impl Compiler {
     }
 }
 
-/// Linux counts niceness by thread, whatever POSIX says (nice(2), "C library/kernel differences").
-fn give_way() {
-    if let Err(error) = rustix::process::nice(NICENESS) {
-        tracing::debug!(%error, "compiling has the priority of serving");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,7 +44,7 @@ mod tests {
         let niceness = || rustix::process::getpriority_process(None).unwrap();
         let mine = niceness();
         let compiler = Compiler::start().unwrap();
-        assert_eq!(compiler.threads.install(niceness), (mine + NICENESS).min(19));
+        assert_eq!(compiler.threads.install(niceness), (mine + thread::NICENESS).min(19));
         assert_eq!(niceness(), mine);
     }
 }

@@ -42,12 +42,21 @@ impl Past {
     }
 }
 
-/// What happened to the blocks that were resident at one time, oldest first.
+/// What happened to the blocks that were resident at one time.
 #[derive(Debug, Default)]
 pub struct History {
     pub entries: Vec<Past>,
     /// Units of [`TICK_MS`]: when it was made.
     pub until: u32,
+}
+
+impl History {
+    /// Oldest first. Takes seconds in a pool of ten million blocks, and no lock.
+    #[must_use]
+    pub fn in_order(mut self) -> Self {
+        self.entries.sort_unstable();
+        self
+    }
 }
 
 /// A resident block as a policy that starts now is told of it.
@@ -70,9 +79,8 @@ impl DramStore {
         self.lock_events().restart();
     }
 
-    /// The order in which a policy that starts now is told what is resident: each block's `Insert` and, if it was used, its
-    /// last use. Takes seconds in a pool of ten million blocks; no lock is held for longer than a few thousand
-    /// records take.
+    /// What a policy that starts now is told of what is resident: each block's `Insert` and, if it was used, its last use. Not
+    /// [in order](History::in_order) yet. No lock is held for longer than a few thousand records take.
     ///
     /// The pool lives on meanwhile, so an entry only says when to look: [`resident`](Self::resident) and
     /// [`past_use`](Self::past_use) tell what is there by then.
@@ -85,7 +93,6 @@ impl DramStore {
                 at = next;
             }
         }
-        entries.sort_unstable();
         History { entries, until: ticks(now_ms) }
     }
 
