@@ -62,7 +62,8 @@ pub fn connect(
     let address = stream.peer_addr().map_err(GreetError::Away)?.ip();
     let mut socket = Socket::new(stream).map_err(GreetError::Away)?;
     if let Some(tls) = tls {
-        let encrypted = tls.client(address).and_then(|connection| socket.encrypt(connection, deadline));
+        let connection = tls.client(address);
+        let encrypted = connection.and_then(|new| socket.encrypt(new, tls.is_for_kernel(), deadline));
         socket = encrypted.map_err(refused)?;
     }
     let peer = auth::connect(&mut Deadlined { socket: &socket, deadline }, node, realm);
@@ -79,7 +80,8 @@ pub fn accept(
 ) -> Result<(Socket, String), GreetError> {
     let mut socket = Socket::new(stream).map_err(GreetError::Away)?;
     if let Some(tls) = tls {
-        let encrypted = tls.server().and_then(|connection| socket.encrypt(connection, deadline));
+        let connection = tls.server();
+        let encrypted = connection.and_then(|new| socket.encrypt(new, tls.is_for_kernel(), deadline));
         socket = encrypted.map_err(refused)?;
     }
     let mut stream = Deadlined { socket: &socket, deadline };

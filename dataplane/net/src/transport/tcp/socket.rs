@@ -9,9 +9,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::event::{EventfdFlags, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
+use rustls::pki_types::CertificateDer;
 
 use super::queue::Cursor;
-use super::tls::Session;
+use super::tls::{self, Kernel, Session};
 use kvasir_memory::shared::{self, PARTS_MAX, Place, Shared};
 use kvasir_os::net::{self, PollFd, Shutdown, SocketAddr, TcpStream};
 use kvasir_os::time::{Duration, Instant};
@@ -36,33 +37,63 @@ impl Wake {
 
 pub struct Socket {
     stream: TcpStream,
-    /// The TLS session, if there is one.
-    session: Option<Session>,
+    by: By,
+    /// What the peer has shown, with TLS.
+    certificate: Option<CertificateDer<'static>>,
+}
+
+/// Who encrypts.
+enum By {
+    Nobody,
+    Session(Box<Session>),
+    Kernel(Kernel),
 }
 
 impl Socket {
     pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        Ok(Self { stream, session: None })
+        Ok(Self { stream, by: By::Nobody, certificate: None })
     }
 
-    /// Encrypts all that follows, once both sides have shown their certificates.
-    pub(super) fn encrypt(mut self, connection: rustls::Connection, deadline: Instant) -> io::Result<Self> {
-        let session = Session::new(connection, self.stream.try_clone()?);
+    /// Encrypts all that follows, once both sides have shown their certificates; `in_kernel`: where the kernel can, it does.
+    pub(super) fn encrypt(
+        mut self,
+        mut connection: rustls::Connection,
+        in_kernel: bool,
+        deadline: Instant,
+    ) -> io::Result<Self> {
         let waiting = Deadlined { socket: &self, deadline };
-        if let Err(error) = session.shake_hands(|out| waiting.wait_for(out)) {
+        if let Err(error) = tls::shake_hands(&mut connection, &self.stream, |out| waiting.wait_for(out)) {
             waiting.part();
             return Err(error);
         }
-        self.session = Some(session);
+        let shown = connection.peer_certificates().and_then(<[_]>::first);
+        self.certificate = shown.cloned();
+        self.by = if in_kernel && tls::takes(&connection, &self.stream) {
+            By::Kernel(Kernel::take_over(connection, &self.stream)?)
+        } else {
+            By::Session(Box::new(Session::new(connection, self.stream.try_clone()?)))
+        };
         Ok(self)
+    }
+
+    pub(super) fn is_encrypted(&self) -> bool {
+        !matches!(self.by, By::Nobody)
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_in_kernel(&self) -> bool {
+        matches!(self.by, By::Kernel(_))
     }
 
     /// Checks that the peer has shown a certificate for the name that it gives itself, or says why not. Without TLS its
     /// word counts.
     pub(super) fn certified(&self, peer: &str) -> Result<(), String> {
-        self.session.as_ref().map_or(Ok(()), |session| session.certified(peer))
+        if !self.is_encrypted() {
+            return Ok(());
+        }
+        tls::check_name(self.certificate.as_ref().ok_or("it showed none")?, peer)
     }
 
     /// The peer's address.
@@ -72,14 +103,14 @@ impl Socket {
 
     /// Receives bytes and returns how many, or `None` if there are none now.
     pub(super) fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-        if let Some(session) = &self.session {
+        if let By::Session(session) = &self.by {
             return session.receive(&mut [Place::from(buffer)]);
         }
         match rustix::net::recv(&self.stream, buffer, RecvFlags::DONTWAIT) {
             Ok((0, _)) => Err(io::ErrorKind::UnexpectedEof.into()),
             Ok((count, _)) => Ok(Some(count)),
             Err(Errno::AGAIN | Errno::INTR) => Ok(None),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(self.explain(error.into())),
         }
     }
 
@@ -103,27 +134,32 @@ impl Socket {
     }
 
     fn receive_parts(&self, places: &mut [Place<'_>]) -> io::Result<Option<usize>> {
-        if let Some(session) = &self.session {
+        if let By::Session(session) = &self.by {
             return session.receive(places);
         }
-        match unless_later(shared::receive(self.stream.as_fd(), places))? {
-            Some(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-            count => Ok(count),
+        match unless_later(shared::receive(self.stream.as_fd(), places)) {
+            Ok(Some(0)) => Err(io::ErrorKind::UnexpectedEof.into()),
+            received => received.map_err(|error| self.explain(error)),
         }
+    }
+
+    fn explain(&self, error: io::Error) -> io::Error {
+        if matches!(self.by, By::Kernel(_)) { tls::explain(error, &self.stream) } else { error }
     }
 
     /// Returns how many bytes were taken, or `None` if there is no room now. What was taken is out once
     /// [`flush`](Self::flush) says so.
     pub(super) fn send(&self, parts: &[Shared<'_>]) -> io::Result<Option<usize>> {
-        match &self.session {
-            Some(session) => session.send(parts),
-            None => unless_later(shared::send(self.stream.as_fd(), parts)),
+        match &self.by {
+            By::Nobody => unless_later(shared::send(self.stream.as_fd(), parts)),
+            By::Session(session) => session.send(parts),
+            By::Kernel(kernel) => unless_later(kernel.send(&self.stream, parts)),
         }
     }
 
     /// Sends what was taken and is not out yet, as much as fits now. Returns whether nothing is left.
     pub(super) fn flush(&self) -> io::Result<bool> {
-        self.session.as_ref().map_or(Ok(true), Session::flush)
+        if let By::Session(session) = &self.by { session.flush() } else { Ok(true) }
     }
 
     /// Waits until something can be read (or, with `out`, written), `wake` is woken, or `timeout` has passed. Returns

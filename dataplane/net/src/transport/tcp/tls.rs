@@ -1,11 +1,13 @@
 //! TLS under the frames, for networks that are not trusted: both sides show a certificate of the cluster's own authority,
 //! and it names the node.
 //!
-//! TLS 1.3 only. Bytes in memory are encrypted into a buffer and decrypted out of one, which costs the copies that the
-//! plain link avoids. No public authority is asked. TLS checks that a certificate is one of the authority's; whether it
+//! TLS 1.3 only. Where the kernel has TLS, it encrypts what a transport carries ([`kernel`]). Elsewhere bytes in memory are encrypted into
+//! a buffer and decrypted out of one ([`session`]), which costs the copies that the plain link avoids. No public authority is asked. TLS checks that a certificate is one of the authority's; whether it
 //! names the node that it is shown for is checked above ([`greet`](super::greet)), where the node has said its name, on
 //! both sides alike. Sessions are not resumed, so each connection checks the certificates again.
 
+mod handshake;
+mod kernel;
 mod members;
 mod session;
 
@@ -24,8 +26,13 @@ use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
 
+pub(super) use self::handshake::shake_hands;
+pub(super) use self::kernel::{Kernel, explain, takes};
 use self::members::Members;
 pub(super) use self::session::Session;
+
+/// The most bytes of one record (RFC 8446, section 5.1).
+pub(super) const RECORD: usize = 16 << 10;
 
 /// Where a node finds its TLS material, all in PEM.
 #[derive(Clone, Debug)]
@@ -64,7 +71,10 @@ pub enum TlsError {
 
 /// What a node shows and whom it lets in. The files are read again when they change. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Tls(Arc<Material>);
+pub struct Tls {
+    material: Arc<Material>,
+    in_kernel: bool,
+}
 
 #[derive(Debug)]
 struct Material {
@@ -92,7 +102,19 @@ impl Tls {
         let paths = [&files.authority, &files.certificate, &files.key];
         let configs = Renewed::open(paths.map(Clone::clone).into(), || Configs::read(files, node))?;
         let (files, node) = (files.clone(), node.to_owned());
-        Ok(Self(Arc::new(Material { files, node, configs, refusal: Mutex::default() })))
+        let material = Material { files, node, configs, refusal: Mutex::default() };
+        Ok(Self { material: Arc::new(material), in_kernel: false })
+    }
+
+    /// The same for connections that the kernel encrypts, where it can. Its key is not changed, so such a connection ends once as much
+    /// went over it as one key may encrypt: 256 GiB, or 8 million small messages.
+    #[must_use]
+    pub fn in_kernel(&self, wanted: bool) -> Self {
+        Self { in_kernel: wanted, ..self.clone() }
+    }
+
+    pub(super) fn is_for_kernel(&self) -> bool {
+        self.in_kernel
     }
 
     /// Looks whether the files have changed. An error if they have and cannot be used, once; what was in use before stays.
@@ -101,11 +123,11 @@ impl Tls {
     /// As [`read`](Self::read).
     pub fn renew(&self) -> Result<(), TlsError> {
         self.configs();
-        self.0.refusal.lock().take().map_or(Ok(()), Err)
+        self.material.refusal.lock().take().map_or(Ok(()), Err)
     }
 
     fn configs(&self) -> Arc<Configs> {
-        let Material { files, node, configs, refusal } = &*self.0;
+        let Material { files, node, configs, refusal } = &*self.material;
         configs.now(|| Configs::read(files, node), |error| *refusal.lock() = Some(error))
     }
 
@@ -152,6 +174,7 @@ impl Configs {
             .with_client_auth_cert(chain.clone(), private.clone_key())
             .map_err(not_its_key)?;
         client.resumption = Resumption::disabled();
+        client.enable_secret_extraction = true;
         let clients = WebPkiClientVerifier::builder_with_provider(roots, provider.clone());
         let mut server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
@@ -160,6 +183,7 @@ impl Configs {
             .with_single_cert(chain, private)
             .map_err(not_its_key)?;
         server.send_tls13_tickets = 0;
+        server.enable_secret_extraction = true;
         Ok(Self { client: Arc::new(client), server: Arc::new(server) })
     }
 }

@@ -1,4 +1,4 @@
-//! An encrypted connection that never blocks.
+//! An encrypted connection that never blocks, once both sides have shown their certificates.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::io::{self, BufRead, BufReader, Write};
@@ -7,12 +7,13 @@ use kvasir_memory::shared::{Place, Shared};
 use kvasir_os::net::TcpStream;
 use rustls::Connection;
 
+use super::RECORD;
+use super::handshake::{self, is_later};
+
 /// The most encrypted bytes that may wait to be sent; beyond that, senders wait.
 const UNSENT_MAX: usize = 256 << 10;
 /// Encrypted bytes read in one system call: four records.
 const READ_AHEAD: usize = 64 << 10;
-/// The most bytes of one record.
-const RECORD: usize = 16 << 10;
 
 /// The encrypted side of a [`Socket`](super::super::socket::Socket). Both directions share its state, so they take
 /// turns; no thread holds it while waiting.
@@ -28,35 +29,6 @@ impl Session {
     pub(in crate::transport::tcp) fn new(mut connection: Connection, stream: TcpStream) -> Self {
         connection.set_buffer_limit(Some(UNSENT_MAX));
         Self(Mutex::new(State { connection, stream: BufReader::with_capacity(READ_AHEAD, stream) }))
-    }
-
-    /// Exchanges certificates. `wait` waits until the socket can be written, or read.
-    ///
-    /// # Errors
-    /// What `wait` says, an error of the network, or why one side refuses the other.
-    pub(in crate::transport::tcp) fn shake_hands(
-        &self,
-        wait: impl Fn(bool) -> io::Result<()>,
-    ) -> io::Result<()> {
-        loop {
-            let mut state = self.state();
-            let sent = state.write()?;
-            if sent && !state.connection.is_handshaking() {
-                return Ok(());
-            }
-            if sent && state.read()? {
-                continue;
-            }
-            drop(state);
-            wait(!sent)?;
-        }
-    }
-
-    /// Checks that the certificate shown by the peer is for this name, or says why not.
-    pub(in crate::transport::tcp) fn certified(&self, peer: &str) -> Result<(), String> {
-        let state = self.state();
-        let shown = state.connection.peer_certificates().and_then(<[_]>::first);
-        super::check_name(shown.ok_or("it showed none")?, peer)
     }
 
     /// Receives bytes into the parts in order and returns how many, or `None` if there are none now.
@@ -78,18 +50,17 @@ impl Session {
             return Ok(None);
         }
         let mut taken = 0;
+        let mut left = parts.to_vec();
+        let mut left = &mut left[..];
         // A record holds as much; what is encrypted is read from a copy that nobody changes.
         let mut copy = [0; RECORD];
-        'parts: for part in parts {
-            let mut rest = *part;
-            while !rest.is_empty() {
-                let here = rest.copy_to(&mut copy);
-                let count = state.connection.writer().write(&copy[..here])?;
-                taken += count;
-                if count < here {
-                    break 'parts;
-                }
-                rest = rest.after(count);
+        loop {
+            let record = fill(&mut copy, left);
+            let count = state.connection.writer().write(record)?;
+            taken += count;
+            Shared::advance(&mut left, count);
+            if count < RECORD {
+                break;
             }
         }
         state.write()?;
@@ -109,31 +80,17 @@ impl Session {
 impl State {
     /// Sends encrypted bytes. Returns whether all of them are out.
     fn write(&mut self) -> io::Result<bool> {
-        while self.connection.wants_write() {
-            match self.connection.write_tls(self.stream.get_mut()) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(_) => {}
-                Err(error) if is_later(&error) => return Ok(false),
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(true)
+        handshake::write(&mut self.connection, self.stream.get_mut())
     }
 
     /// Takes encrypted bytes in. Returns false if there are none now.
     fn read(&mut self) -> io::Result<bool> {
-        match self.connection.read_tls(&mut self.stream) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(_) => {}
-            Err(error) if is_later(&error) => return Ok(false),
-            Err(error) => return Err(error),
-        }
-        if let Err(error) = self.connection.process_new_packets() {
+        let got = handshake::read(&mut self.connection, &mut self.stream);
+        if got.is_err() {
             // Tells the peer why, if it still listens.
             let _ = self.write();
-            return Err(io::Error::new(io::ErrorKind::InvalidData, error));
         }
-        Ok(true)
+        got
     }
 
     /// Copies bytes that are decrypted already into the parts in order. Returns 0 if there are none.
@@ -158,7 +115,14 @@ impl State {
     }
 }
 
-/// Whether the same call may succeed once the socket is ready.
-fn is_later(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+/// Copies the beginning of a list, as much as there is room for.
+fn fill<'a>(to: &'a mut [u8], parts: &[Shared<'_>]) -> &'a [u8] {
+    let mut filled = 0;
+    for part in parts {
+        filled += part.copy_to(&mut to[filled..]);
+        if filled == to.len() {
+            break;
+        }
+    }
+    &to[..filled]
 }

@@ -24,16 +24,27 @@ fn tcp(name: &str, listen: bool, tls: Option<Tls>) -> (Arc<Node>, Arc<Tcp>) {
     (node.clone(), Arc::new(Tcp::new(node, config).unwrap()))
 }
 
-#[test]
-fn keeps_the_rules() {
+fn keeps_the_rules(server_in_kernel: bool, client_in_kernel: bool) {
     let authority = Authority::new();
-    let (server_tls, client_tls) = (authority.tls("server"), authority.tls("client"));
+    let server_tls = authority.tls("server").in_kernel(server_in_kernel);
+    let client_tls = authority.tls("client").in_kernel(client_in_kernel);
     conformance::run(&|| {
         let (server_node, server) = tcp("server", true, Some(server_tls.clone()));
         let (client_node, client) = tcp("client", false, Some(client_tls.clone()));
         let vanishing = server.clone();
         Pair { client_node, server_node, client, server, kill: Arc::new(move || vanishing.shut_down()) }
     });
+}
+
+#[test]
+fn keeps_the_rules_without_the_kernel() {
+    keeps_the_rules(false, false);
+}
+
+/// Where there is none, connections are encrypted all the same.
+#[test]
+fn keeps_the_rules_with_whatever_the_kernel_has() {
+    keeps_the_rules(true, true);
 }
 
 /// Why a client with `client` does not reach a server with `server`.
@@ -49,18 +60,23 @@ fn refused_with(client: Option<Tls>, server: Option<Tls>, expected: &str) {
     assert!(error.to_string().contains(expected), "{error}");
 }
 
-#[test]
-fn certificates_of_another_authority_are_refused() {
+fn certificates_of_another_authority_are_refused(in_kernel: bool) {
     let (ours, theirs) = (Authority::new(), Authority::new());
-    refused_with(Some(ours.tls("client")), Some(theirs.tls("server")), "invalid peer certificate");
+    let tls = |authority: &Authority, name| Some(authority.tls(name).in_kernel(in_kernel));
+    refused_with(tls(&ours, "client"), tls(&theirs, "server"), "invalid peer certificate");
     // A client that trusts the server and shows a certificate that the server does not take.
-    let Tls(theirs_alone) = theirs.tls("client");
+    let theirs_alone = theirs.tls("client").material;
     let server = theirs_alone.configs.now(|| Err(()), |()| panic!("nothing has changed")).server.clone();
     let configs = Configs { client: mixed(&ours, &theirs), server };
     let Ok(configs) = Renewed::open(Vec::new(), || Ok::<_, ()>(configs)) else { panic!("it was given") };
     let material = Arc::into_inner(theirs_alone).unwrap();
-    let mixed = Tls(Arc::new(Material { configs, ..material }));
-    refused_with(Some(mixed), Some(ours.tls("server")), "alert");
+    let mixed = Tls { material: Arc::new(Material { configs, ..material }), in_kernel };
+    refused_with(Some(mixed), tls(&ours, "server"), "alert");
+}
+
+#[test]
+fn certificates_of_another_authority_are_refused_without_the_kernel() {
+    certificates_of_another_authority_are_refused(false);
 }
 
 /// Trusts one authority, and shows a certificate of the other one.
@@ -77,7 +93,9 @@ fn mixed(trusted: &Authority, shown: &Authority) -> Arc<ClientConfig> {
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(members))
         .with_client_auth_cert(shown, private_key(&files.key).unwrap());
-    Arc::new(config.unwrap())
+    let mut config = config.unwrap();
+    config.enable_secret_extraction = true;
+    Arc::new(config)
 }
 
 #[test]
@@ -196,4 +214,83 @@ fn bad_files_are_named() {
     check(Authority::new().files_until("good", Some(2001)), "xpired");
     let error = Tls::read(&authority.files("good"), "no name").unwrap_err().to_string();
     assert!(error.contains("no name cannot be a DNS name"), "{error}");
+}
+
+/// With a kernel that has TLS, which `cargo xtask test --rdma` boots.
+mod in_the_kernel {
+    use super::*;
+    use crate::transport::tcp::socket::{Deadlined, Socket};
+
+    /// Both sides after the handshake; the client encrypts by itself, where its state can be looked at and misused.
+    fn pair(authority: &Authority) -> (Socket, ClientConnection, TcpStream) {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let config = authority.tls("client").configs().client.clone();
+        let mut client =
+            ClientConnection::new(config, ServerName::from(std::net::IpAddr::from(Ipv4Addr::LOCALHOST)))
+                .unwrap();
+        let server_tls = authority.tls("server").in_kernel(true);
+        let server = std::thread::spawn(move || {
+            let socket = Socket::new(listener.accept().unwrap().0).unwrap();
+            socket.encrypt(server_tls.server().unwrap(), true, Instant::now() + PATIENCE).unwrap()
+        });
+        client.complete_io(&mut stream).unwrap();
+        let server = server.join().unwrap();
+        assert!(server.is_in_kernel());
+        (server, client, stream)
+    }
+
+    /// Why the kernel's side reads no further.
+    fn end(server: &Socket) -> io::Error {
+        let mut deadlined = Deadlined { socket: server, deadline: Instant::now() + PATIENCE };
+        deadlined.read_to_end(&mut Vec::new()).unwrap_err()
+    }
+
+    #[test]
+    #[ignore = "needs TLS in the kernel: cargo xtask test --rdma"]
+    fn the_rules_are_kept_on_both_sides_and_on_one() {
+        keeps_the_rules(true, true);
+        keeps_the_rules(true, false);
+    }
+
+    #[test]
+    #[ignore = "needs TLS in the kernel: cargo xtask test --rdma"]
+    fn why_a_certificate_is_refused_is_told() {
+        certificates_of_another_authority_are_refused(true);
+    }
+
+    #[test]
+    #[ignore = "needs TLS in the kernel: cargo xtask test --rdma"]
+    fn bytes_pass_and_what_is_no_data_is_told_apart() {
+        let authority = Authority::new();
+        let (server, mut client, mut stream) = pair(&authority);
+        assert!(server.certified("client").is_ok() && server.certified("other").is_err());
+        let mut over = rustls::Stream::new(&mut client, &mut stream);
+        over.write_all(b"question").unwrap();
+        let mut deadlined = Deadlined { socket: &server, deadline: Instant::now() + PATIENCE };
+        let mut got = [0; 8];
+        deadlined.read_exact(&mut got).unwrap();
+        deadlined.write_all(b"answer").unwrap();
+        let mut answer = [0; 6];
+        over.read_exact(&mut answer).unwrap();
+        assert_eq!((&got, &answer), (b"question", b"answer"));
+
+        client.send_close_notify();
+        client.write_tls(&mut stream).unwrap();
+        assert_eq!(end(&server).kind(), io::ErrorKind::UnexpectedEof);
+
+        let (server, mut client, mut stream) = pair(&authority);
+        client.refresh_traffic_keys().unwrap();
+        client.write_tls(&mut stream).unwrap();
+        assert!(end(&server).to_string().contains("has changed its keys"));
+
+        let (server, _, mut stream) = pair(&authority);
+        stream.write_all(&[23, 3, 3, 0, 40]).unwrap();
+        stream.write_all(&[7; 40]).unwrap();
+        assert!(end(&server).to_string().contains("encrypted with other keys, or changed"));
+
+        let (server, client, stream) = pair(&authority);
+        drop((client, stream));
+        assert_eq!(end(&server).kind(), io::ErrorKind::UnexpectedEof);
+    }
 }
