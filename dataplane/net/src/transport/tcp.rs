@@ -11,6 +11,7 @@
 
 mod asked;
 mod client;
+mod endpoint;
 pub mod greet;
 mod queue;
 mod server;
@@ -20,14 +21,12 @@ pub mod wire;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::node::NOTICE_MAX;
-use super::{Cancel, Capabilities, Endpoint, Error, Grant, Node, Op, Sink, Transport};
-use client::Connection;
+use super::{Capabilities, Endpoint, Error, Node, Transport};
+use endpoint::{Dial, TcpEndpoint};
 use kvasir_memory::region::Region;
 use kvasir_os::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use kvasir_os::thread;
 use kvasir_os::time::{Duration, Instant};
 use kvasir_protocol::listener::{self, Listener, Seat};
 use server::Serving;
@@ -64,6 +63,9 @@ pub struct TcpConfig {
     pub connections_max: usize,
     /// The most operations of one connection in flight. Default 65,536.
     pub queue_depth: usize,
+    /// After about so many records (of 16 KiB, or a message) a connection that encrypts is replaced, while what is in flight on it ends.
+    /// Default 2^22, a quarter of what one key may encrypt.
+    pub records_max: u64,
 }
 
 impl Default for TcpConfig {
@@ -80,6 +82,7 @@ impl Default for TcpConfig {
             peer_timeout: Duration::from_millis(700),
             connections_max: 1024,
             queue_depth: 1 << 16,
+            records_max: 1 << 22,
         }
     }
 }
@@ -125,29 +128,6 @@ impl Tcp {
             listener.stop();
         }
     }
-
-    fn dial(&self, address: SocketAddr) -> io::Result<TcpStream> {
-        kvasir_os::net::connect_from(self.config.bind, address, self.config.connect_timeout)
-    }
-
-    fn connect_one(&self, address: &str, parsed: SocketAddr) -> Result<Arc<Connection>, Error> {
-        let unreachable = |error: io::Error| Error::Unreachable {
-            transport: NAME,
-            address: address.to_owned(),
-            reason: error.to_string(),
-        };
-        let stream = self.dial(parsed).map_err(unreachable)?;
-        let deadline = Instant::now() + self.config.handshake_timeout;
-        let met = greet::connect(stream, self.config.tls.as_ref(), &self.node, &self.node.cluster, deadline);
-        let (socket, peer) = met.map_err(|error| error.of(NAME, address))?;
-        let TcpConfig { checksum, heartbeat, peer_timeout, .. } = self.config;
-        let connection =
-            Connection::new(peer, socket, checksum, heartbeat, peer_timeout).map_err(unreachable)?;
-        let running = connection.clone();
-        let receiver = thread::Builder::new().name("kvasir-tcp-recv".into());
-        receiver.spawn(move || running.run()).map_err(unreachable)?;
-        Ok(connection)
-    }
 }
 
 impl Transport for Tcp {
@@ -170,18 +150,13 @@ impl Transport for Tcp {
     }
 
     fn connect(&self, address: &str) -> Result<Arc<dyn Endpoint>, Error> {
-        let parsed: SocketAddr = address.parse().map_err(|error: std::net::AddrParseError| {
-            Error::Address { transport: NAME, address: address.to_owned(), reason: error.to_string() }
+        let address = address.parse().map_err(|error: std::net::AddrParseError| Error::Address {
+            transport: NAME,
+            address: address.to_owned(),
+            reason: error.to_string(),
         })?;
-        let mut endpoint = TcpEndpoint {
-            connections: Vec::new(),
-            next: AtomicUsize::new(0),
-            capabilities: self.capabilities(),
-        };
-        for _ in 0..self.config.connections.max(1) {
-            endpoint.connections.push(self.connect_one(address, parsed)?);
-        }
-        Ok(Arc::new(endpoint))
+        let dial = Dial { node: Arc::clone(&self.node), config: self.config.clone(), address };
+        Ok(Arc::new(TcpEndpoint::connect(dial)?))
     }
 }
 
@@ -211,80 +186,6 @@ fn serve(node: &Node, config: &TcpConfig, stream: TcpStream, seat: &Seat) -> Opt
     let patience = config.peer_timeout * 8;
     Serving::new(node, &peer, &socket, config.checksum, patience).run();
     Some(())
-}
-
-/// A peer over one or more connections. The first that breaks ends it.
-struct TcpEndpoint {
-    connections: Vec<Arc<Connection>>,
-    next: AtomicUsize,
-    capabilities: Capabilities,
-}
-
-impl TcpEndpoint {
-    fn peer_down(&self, reason: String) -> Error {
-        Error::PeerDown { peer: self.peer().to_owned(), reason }
-    }
-}
-
-impl Endpoint for TcpEndpoint {
-    fn peer(&self) -> &str {
-        &self.connections[0].peer
-    }
-
-    fn open(&self, segment: &str) -> Result<Arc<Grant>, Error> {
-        let answer = self.connections[0].open(segment).map_err(|reason| self.peer_down(reason))?;
-        answer.map_err(|denied| Error::Denied {
-            peer: self.peer().to_owned(),
-            segment: segment.to_owned(),
-            denied,
-        })
-    }
-
-    fn submit(&self, ops: Vec<Op>, sink: &Arc<dyn Sink>) {
-        let count = self.connections.len();
-        if count == 1 {
-            return self.connections[0].submit(ops, &self.capabilities, sink);
-        }
-        let first = self.next.fetch_add(ops.len(), Ordering::Relaxed);
-        let mut shares: Vec<Vec<Op>> = vec![Vec::new(); count];
-        for (n, op) in ops.into_iter().enumerate() {
-            shares[first.wrapping_add(n) % count].push(op);
-        }
-        for (connection, share) in self.connections.iter().zip(shares).filter(|(_, share)| !share.is_empty())
-        {
-            connection.submit(share, &self.capabilities, sink);
-        }
-    }
-
-    fn cancel(&self, cancel: &Cancel) {
-        cancel.set();
-        self.connections.iter().for_each(|connection| connection.cancel(cancel));
-    }
-
-    fn notify(&self, message: &[u8]) -> Result<(), Error> {
-        if message.len() > NOTICE_MAX {
-            return Err(Error::NoticeTooLong { len: message.len() });
-        }
-        self.connections[0].notify(message).map_err(|reason| self.peer_down(reason))
-    }
-
-    fn down(&self) -> Option<String> {
-        self.connections.iter().find_map(|connection| connection.down())
-    }
-
-    fn in_flight(&self) -> usize {
-        self.connections.iter().map(|connection| connection.in_flight()).sum()
-    }
-
-    fn close(&self) {
-        self.connections.iter().for_each(|connection| connection.fail("the endpoint was closed"));
-    }
-}
-
-impl Drop for TcpEndpoint {
-    fn drop(&mut self) {
-        self.close();
-    }
 }
 
 #[cfg(test)]

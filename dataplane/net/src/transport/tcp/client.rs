@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use super::asked::{Asked, Asking, Question, Receiving, Told, outcome};
 use super::queue::{Cursor, Inbox, Outbox, crc};
 use super::socket::{Socket, Wake};
+use super::tls::RECORD;
 use super::wire::{self, HEADER_LEN, Header, Kind, WireError};
 use crate::transport::grant::Denied;
 use crate::transport::{Cancel, Capabilities, Completion, Direction, Grant, Op, OpError, Sink};
@@ -50,6 +51,8 @@ pub(super) struct Connection {
     asked: AtomicU64,
     /// The last answer was small.
     little: AtomicBool,
+    /// About how many records both sides have encrypted: one for each question and its answer, and the payload.
+    records: AtomicU64,
 }
 
 #[derive(Default)]
@@ -83,6 +86,7 @@ impl Connection {
             active: AtomicBool::new(false),
             asked: AtomicU64::new(0),
             little: AtomicBool::new(false),
+            records: AtomicU64::new(0),
         }))
     }
 
@@ -92,6 +96,17 @@ impl Connection {
 
     pub(super) fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Acquire)
+    }
+
+    /// Whether nothing is asked, and nothing waits to be sent.
+    pub(super) fn is_idle(&self) -> bool {
+        let sent = !self.backlog.load(Ordering::SeqCst);
+        sent && self.in_flight() == 0 && self.pending.lock().queue.is_empty()
+    }
+
+    /// Whether its keys have encrypted so many records.
+    pub(super) fn is_worn(&self, records: u64) -> bool {
+        self.socket.is_encrypted() && self.records.load(Ordering::Relaxed) >= records
     }
 
     pub(super) fn submit(&self, ops: Vec<Op>, capabilities: &Capabilities, sink: &Arc<dyn Sink>) {
@@ -141,6 +156,7 @@ impl Connection {
             return Err(OpError::QueueFull { limit: capabilities.queue_depth });
         }
         let (request, len) = (self.next_request(), op.len());
+        self.records.fetch_add(1 + len / RECORD as u64, Ordering::Relaxed);
         let local = match op.direction {
             Direction::Read => {
                 outbox.push(|to| wire::encode_op(to, Header::new(Kind::Read, request), &op));
@@ -185,6 +201,7 @@ impl Connection {
         if let Some(reason) = self.down() {
             return Err(reason);
         }
+        self.records.fetch_add(1, Ordering::Relaxed);
         outbox.push(|to| wire::encode_named(to, Kind::Notice, 0, message));
         self.flush(outbox);
         Ok(())

@@ -5,9 +5,10 @@ use super::*;
 use crate::transport::auth;
 use crate::transport::conformance::{self, Pair};
 use crate::transport::node::Secret;
-use crate::transport::{Access, Completion, CompletionQueue, Direction, OpError};
+use crate::transport::{Access, Completion, CompletionQueue, Direction, Grant, Op, OpError, Sink};
 use kvasir_memory::buffer::Buffer;
 use kvasir_memory::host::HostPool;
+use kvasir_os::thread;
 
 const HOUR: Duration = Duration::from_secs(3600);
 const PATIENCE: Duration = Duration::from_secs(120);
