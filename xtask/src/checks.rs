@@ -289,7 +289,7 @@ fn registry(shell: &Shell) -> Result<Outcome> {
     )
 }
 
-/// Real verbs on emulated hardware, and networks that lose, delay and part. Without such a machine the step is
+/// Real verbs on emulated hardware, networks that lose, delay and part, and TLS in the kernel. Without such a machine the step is
 /// skipped; once the machine is up, every error is a failure.
 fn rdma(shell: &Shell) -> Result<Outcome> {
     let vm = shell.root().join("tests/rdma-vm");
@@ -299,11 +299,15 @@ fn rdma(shell: &Shell) -> Result<Outcome> {
             "no virtual machine (reason above); it takes Debian on x86-64, apt and QEMU",
         ));
     }
-    let mut tests = shell.cargo();
-    tests.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", vm.join("cargo-runner"));
-    tests.args(["test", "--locked", "--workspace", "--test", "rdma", "--test", "netem", "--"]);
-    // One after the other: they share two devices and the processors, and some take a link down.
-    passed(shell.run(tests.args(["--ignored", "--test-threads=1"])))
+    let run = |targets: &[&str], names: &[&str]| {
+        let mut tests = shell.cargo();
+        tests.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", vm.join("cargo-runner"));
+        // One after the other: they share two devices and the processors, and some take a link down.
+        tests.args(["test", "--locked"]).args(targets).args(["--", "--ignored", "--test-threads=1"]);
+        shell.run(tests.args(names))
+    };
+    run(&["--workspace", "--test", "rdma", "--test", "netem"], &[])?;
+    passed(run(&LIBRARIES, &["in_the_kernel"]))
 }
 
 /// What a real file system and block layer leave of the NVMe tier and of a database when the power goes; first with a bug,

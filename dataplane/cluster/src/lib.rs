@@ -122,6 +122,8 @@ pub struct ClusterConfig {
     /// Encrypts what is said and read between hosts, and accepts only hosts with a certificate for their name. All
     /// hosts of the cluster have it, or none.
     pub tls: Option<Tls>,
+    /// Whether the kernel encrypts what rails over TCP carry, where it can. Default true.
+    pub tls_in_kernel: bool,
     /// Where peers ask. Port 0 takes any.
     pub listen: SocketAddr,
     /// Where peers read the pool over TCP, an address for each rail. Port 0 takes any; peers are told. At least one, which
@@ -170,6 +172,7 @@ impl ClusterConfig {
             rack: String::new(),
             secret,
             tls: None,
+            tls_in_kernel: true,
             listen: any_port,
             transfer: vec![any_port],
             transports: None,

@@ -146,7 +146,8 @@ fn open_tcp(config: &ClusterConfig, node: &Arc<Node>) -> Result<Opened, OpenErro
     for &addr in &config.transfer {
         // With one address the system may route as it likes.
         let bind = (config.transfer.len() > 1 && !addr.ip().is_unspecified()).then_some(addr.ip());
-        let tcp = TcpConfig { listen: Some(addr), bind, tls: config.tls.clone(), ..TcpConfig::default() };
+        let tls = config.tls.as_ref().map(|tls| tls.in_kernel(config.tls_in_kernel));
+        let tcp = TcpConfig { listen: Some(addr), bind, tls, ..TcpConfig::default() };
         let tcp = Tcp::new(Arc::clone(node), tcp);
         let tcp = tcp.map_err(|source| OpenError::Listen { what: "transfers", addr, source })?;
         let tcp = Arc::new(tcp);

@@ -72,7 +72,7 @@ impl From<Addresses> for OneOrMore {
 }
 
 /// Files in PEM: all three, or none. Either all hosts of a cluster have them, or none has.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ClusterTls {
     /// This host's certificate, for use by clients and servers, and the chain that links it to the authority. It has
@@ -82,6 +82,15 @@ pub struct ClusterTls {
     pub key: PathBuf,
     /// Certificates of the authorities whose hosts are accepted.
     pub ca: PathBuf,
+    /// Whether the kernel encrypts what TCP carries of blocks, where it can (the module `tls`). Hosts need not agree.
+    pub kernel: bool,
+}
+
+impl Default for ClusterTls {
+    fn default() -> Self {
+        let none = PathBuf::new;
+        Self { cert: none(), key: none(), ca: none(), kernel: true }
+    }
 }
 
 impl ClusterTls {
@@ -91,7 +100,7 @@ impl ClusterTls {
     }
 
     fn validate(&self) -> Result<(), Error> {
-        let Self { cert, key, ca } = self;
+        let Self { cert, key, ca, .. } = self;
         let all = [("cluster.tls.cert", cert), ("cluster.tls.key", key), ("cluster.tls.ca", ca)];
         let missing = all.iter().find(|(_, path)| path.as_os_str().is_empty());
         match missing.filter(|_| self.is_on()) {

@@ -51,6 +51,7 @@ pub fn open(config: &Config, store: &Arc<DramStore>, clock: Clock) -> Result<Opt
         topology: topology(config),
         topology_every: settings.topology_every.0,
         tls: read_tls(config)?,
+        tls_in_kernel: settings.tls.kernel,
         blocks_max: settings.blocks_max as usize,
         read_timeout: settings.read_timeout.0,
         audit_every: settings.audit_every.0,
