@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::extents::PAGE;
 use super::placing::{HUGE_PAGE, HugePages, Pages, Placed, Placing, Untouched, choose_pages};
-use super::runs::{CHUNK, checksum_of};
+use super::runs::{CHUNK, Scatter, checksum_of};
 use super::shared::{Place, Shared};
 use super::stream::{STEP, copy_past_cache, settle};
 use crate::checksum::Checksum;
@@ -256,6 +256,13 @@ impl Mapping {
         place.map(|mut place| place.copy_in(from.into())).is_some()
     }
 
+    /// Like [`write`](Self::write), for blocks: large ones are copied past the cache.
+    pub fn write_block(&self, offset: u64, block: &[u8]) -> bool {
+        let Some(place) = self.place(offset, block.len() as u64) else { return false };
+        Scatter::new(&mut [place], false).copy(block.into());
+        true
+    }
+
     /// Like [`write`](Self::write), and returns the checksum of what was written, taken while the bytes are in cache.
     /// Calls `soon` about ten microseconds before it is done.
     pub fn write_checksummed(&self, offset: u64, from: &[u8], soon: impl Fn()) -> Option<u64> {
@@ -407,6 +414,7 @@ mod tests {
             assert!(mapping.bytes(offset, len).is_none());
         }
         assert!(!mapping.write(4095, b"xy"));
+        assert!(!mapping.write_block(4095, b"xy"));
         assert_eq!(mapping.write_checksummed(4095, b"xy", || {}), None);
     }
 

@@ -161,6 +161,28 @@ fn a_wrong_checksum_is_refused_or_found() {
 }
 
 #[test]
+fn what_its_caller_has_checked_is_summed_up_again_only_where_that_is_configured() {
+    let verify = DramConfig { commit_check: CommitCheck::Verify, ..config(64) };
+    for (config, is_believed) in [(verify, false), (config(64), true)] {
+        let store = Arc::new(DramStore::open(config).unwrap());
+        let put = |n, size: u32, checksum| {
+            let meta = BlockMeta::single(key(n), size);
+            store.put_checked(OwnerId(0), &meta, &bytes_of(n, size), checksum, 0)
+        };
+        assert_eq!(put(1, 4096, 1).is_ok(), is_believed, "another checksum");
+        let sizes = [(2, 5000), (3, 16 << 10), (4, (64 << 10) + 100)];
+        for (n, size) in sizes {
+            assert!(matches!(put(n, size, checksum(&bytes_of(n, size))), Ok(Reserve::Reserved(_))));
+            assert_eq!(store.verify(&[key(n)], 0).unwrap(), [Verify::Intact], "{size} B");
+        }
+        let meta = BlockMeta::single(key(5), 4096);
+        let short = store.put_checked(OwnerId(0), &meta, &[7; 4095], 0, 0);
+        assert!(matches!(short, Err(StoreError::OutOfReservation { .. })));
+        assert_eq!(store.metrics().reservations, 0);
+    }
+}
+
+#[test]
 fn corrupt_bytes_are_dropped_even_while_someone_reads_them() {
     let store = store(8);
     put(&store, 1, 4096, 0);

@@ -338,14 +338,39 @@ impl DramStore {
         bytes: &[u8],
         now_ms: u64,
     ) -> Result<Reserve, StoreError> {
+        let mapping = self.pool.mapping();
+        self.put_by(owner, meta, bytes, |offset| mapping.write_checksummed(offset, bytes, || {}), now_ms)
+    }
+
+    /// As [`put`](Self::put), for bytes that the caller has compared with `checksum`, and that nobody can change meanwhile: they are not
+    /// summed up again.
+    pub fn put_checked(
+        &self,
+        owner: OwnerId,
+        meta: &BlockMeta,
+        bytes: &[u8],
+        checksum: u64,
+        now_ms: u64,
+    ) -> Result<Reserve, StoreError> {
+        let mapping = self.pool.mapping();
+        let write = |offset| mapping.write_block(offset, bytes).then_some(checksum);
+        self.put_by(owner, meta, bytes, write, now_ms)
+    }
+
+    /// `write` writes the bytes to where it is told, and returns their checksum.
+    fn put_by(
+        &self,
+        owner: OwnerId,
+        meta: &BlockMeta,
+        bytes: &[u8],
+        write: impl FnOnce(u64) -> Option<u64>,
+        now_ms: u64,
+    ) -> Result<Reserve, StoreError> {
         let outcome = self.reserve_one(owner, meta, now_ms, &mut None);
         if let Reserve::Reserved(reservation) = &outcome {
             let id = reservation.id;
-            let filled = self.while_busy(owner, id, |offset, size| {
-                (bytes.len() as u64 == u64::from(size))
-                    .then(|| self.pool.mapping().write_checksummed(offset, bytes, || {}))
-                    .flatten()
-            })?;
+            let is_whole = bytes.len() as u64 == u64::from(meta.size);
+            let filled = self.while_busy(owner, id, |offset, _| is_whole.then(|| write(offset)).flatten())?;
             let Some(sum) = filled else {
                 self.abort_one(owner, id)?;
                 let (len, size) = (bytes.len() as u64, meta.size.into());

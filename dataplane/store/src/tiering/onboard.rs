@@ -319,7 +319,9 @@ impl Tiering {
         if block.moving.is_removed() {
             return Brought::No;
         }
-        let (brought, is_ours) = match self.dram.put(self.owner, &block.meta, block.bytes(), now_ms) {
+        // They were compared with their checksum when they came, and lie in memory that no other process has.
+        let put = self.dram.put_checked(self.owner, &block.meta, block.bytes(), block.checksum, now_ms);
+        let (brought, is_ours) = match put {
             Ok(Reserve::Reserved(_)) => (Brought::Resident, true),
             Ok(Reserve::AlreadyStored) => (Brought::Resident, false),
             Ok(Reserve::InProgress) => return Brought::InProgress,
