@@ -14,14 +14,16 @@
 //! ([`HostPool::read_only_to_others`]) is sealed against writing, and that holds against everybody.
 #![allow(unsafe_code)]
 
+use std::ffi::c_void;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::extents::PAGE;
-use super::placing::{HUGE_PAGE, HugePages, Pages, Placed, Placing, Untouched, choose_pages};
+use super::filling::Filling;
+use super::placing::{HUGE_PAGE, HugePages, Pages, Placed, Placing, Range, choose_pages};
 use super::runs::{CHUNK, Scatter, checksum_of};
 use super::shared::{Place, Shared};
 use super::stream::{STEP, copy_past_cache, settle};
@@ -124,18 +126,28 @@ impl HostPool {
         let readonly =
             File::open(format!("/proc/self/fd/{}", fd.as_raw_fd())).map_err(failed("opening it again"))?;
         rustix::fs::fchmod(&fd, Mode::empty()).map_err(|e| failed("fchmod")(e.into()))?;
-        let memory = Untouched { base: mapping.base.as_ptr().cast(), len: mapping.len as usize };
-        let mut placed = Placed { pages, numa_node: placing.numa_node, locked: placing.lock };
+        let placed = Placed { pages, numa_node: placing.numa_node, locked: placing.lock };
+        let mut pool = Self { fd, readonly: readonly.into(), mapping, placed };
+        let memory = pool.range(0, bytes);
         if pages == Pages::Transparent && !memory.advise_huge() {
-            placed.pages = Pages::Ordinary;
+            pool.placed.pages = Pages::Ordinary;
         }
         placing.numa_node.map_or(Ok(()), |node| memory.bind(node))?;
         if placing.lock {
             memory.lock()?;
-        } else if placing.prefault {
-            memory.prefault().map_err(failed("prefault"))?;
         }
-        Ok(Self { fd, readonly: readonly.into(), mapping, placed })
+        if placing.lock || placing.prefault {
+            Filling::default().fill(&pool).map_err(failed("prefault"))?;
+        }
+        Ok(pool)
+    }
+
+    /// Bytes `from..to` of it, of which whoever asks is to be sure that they lie in it.
+    pub(super) fn range(&self, from: u64, to: u64) -> Range {
+        Range {
+            base: self.mapping.base.as_ptr().wrapping_add(from as usize).cast(),
+            len: (to - from) as usize,
+        }
     }
 
     /// Bytes of the pool, whole pages.
@@ -189,8 +201,7 @@ impl Mapping {
         }
         let size = usize::try_from(len).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: a fresh mapping at an address the kernel chooses; it aliases nothing in this process.
-        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), size, prot, MapFlags::SHARED, fd, 0) }?;
+        let base = map_aligned(fd, size, prot)?;
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned null"))?;
         Ok(Self { base, len, writable })
     }
@@ -327,6 +338,43 @@ impl Drop for Mapping {
     }
 }
 
+/// Maps a file at an address that is a multiple of a huge page, without which its huge pages are mapped as small ones. The kernel looks for
+/// such an address only if it makes huge pages by itself.
+fn map_aligned(fd: BorrowedFd<'_>, size: usize, prot: ProtFlags) -> io::Result<*mut c_void> {
+    let huge = HUGE_PAGE as usize;
+    if size < huge {
+        // SAFETY: a fresh mapping at an address the kernel chooses; it aliases nothing in this process.
+        return Ok(unsafe { rustix::mm::mmap(null_mut(), size, prot, MapFlags::SHARED, fd, 0) }?);
+    }
+    let whole = size.checked_next_multiple_of(huge).and_then(|whole| whole.checked_add(huge));
+    let whole = whole.ok_or(io::ErrorKind::FileTooLarge)?;
+    // SAFETY: as above; it only keeps the addresses.
+    let kept = unsafe {
+        rustix::mm::mmap_anonymous(
+            null_mut(),
+            whole,
+            ProtFlags::empty(),
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        )
+    }?;
+    let before = kept.addr().next_multiple_of(huge) - kept.addr();
+    let base = kept.wrapping_byte_add(before);
+    // SAFETY: all of it lies in what was just mapped, of which nobody else knows.
+    let mapped = unsafe { rustix::mm::mmap(base, size, prot, MapFlags::SHARED | MapFlags::FIXED, fd, 0) };
+    // What is not needed is given back, which is all of it if that failed.
+    let (used, failed) = match mapped {
+        Ok(_) => (before..before + size.next_multiple_of(PAGE as usize), None),
+        Err(error) => (0..0, Some(error)),
+    };
+    for unused in [0..used.start, used.end..whole] {
+        if !unused.is_empty() {
+            // SAFETY: the part of what was mapped here in which the file is not.
+            let _ = unsafe { rustix::mm::munmap(kept.wrapping_byte_add(unused.start), unused.len()) };
+        }
+    }
+    failed.map_or(Ok(base), |error| Err(error.into()))
+}
+
 /// Bytes that this machine (and this control group) can still give, or `None` if the system does not say.
 fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
@@ -372,6 +420,20 @@ mod tests {
         assert!(reader.place(0, 1).is_none());
         assert!(Mapping::new(fd.as_fd(), 8192, true).is_err(), "a read-only descriptor maps read-only");
         assert!(Mapping::new(fd.as_fd(), 12288, false).is_err(), "longer than the pool");
+    }
+
+    /// Huge pages can be mapped as such then.
+    #[test]
+    fn what_has_huge_pages_is_mapped_where_one_begins() {
+        for bytes in [HUGE_PAGE, HUGE_PAGE + 4096, 5 * HUGE_PAGE] {
+            let pool = HostPool::new(bytes, false).unwrap();
+            let other = Mapping::new(pool.writable_fd(), bytes, true).unwrap();
+            for mapping in [pool.mapping(), &other] {
+                assert_eq!(mapping.base.addr().get() % HUGE_PAGE as usize, 0, "{bytes}");
+            }
+            assert!(other.write(bytes - 1, b"x"));
+            assert_eq!(pool.mapping().bytes(bytes - 1, 1).unwrap(), &b"x"[..]);
+        }
     }
 
     /// Whether a process of `user` that inherits `fd` can open it again for reading and writing.

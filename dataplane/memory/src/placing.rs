@@ -6,10 +6,11 @@ use std::fmt;
 use std::fs;
 use std::io;
 
-use rustix::mm::Advice;
+use rustix::mm::{Advice, MlockFlags};
 use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 
+use super::extents::PAGE;
 use super::host::PoolError;
 
 pub const HUGE_PAGE: u64 = 2 << 20;
@@ -19,7 +20,7 @@ pub const HUGE_PAGE: u64 = 2 << 20;
 #[serde(rename_all = "lowercase")]
 pub enum HugePages {
     /// Reserved pages if enough are free and the pool is a multiple of their size; else transparent ones if the kernel
-    /// allows them; else ordinary pages.
+    /// makes them ([`are_transparent`]); else ordinary pages.
     #[default]
     Auto,
     Off,
@@ -75,10 +76,24 @@ pub(super) fn choose_pages(wanted: HugePages, bytes: u64) -> Result<Pages, PoolE
     let count =
         |name: &str| read(&format!("hugepages/hugepages-2048kB/{name}")).trim().parse().unwrap_or(0u64);
     let free = count("free_hugepages").saturating_sub(count("resv_hugepages"));
-    let shared = read("transparent_hugepage/shmem_enabled");
-    let transparent =
-        ["[advise]", "[within_size]", "[always]", "[force]"].iter().any(|on| shared.contains(on));
-    pages_for(wanted, bytes, free, transparent)
+    pages_for(wanted, bytes, free, are_transparent())
+}
+
+/// Whether the kernel makes huge pages of shared memory: by itself, when advised, or when told to range by range, which `never` does not
+/// forbid.
+pub fn are_transparent() -> bool {
+    let shared = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
+    match shared.split(['[', ']']).nth(1) {
+        Some("never") => knows_collapse(),
+        Some("deny") | None => false,
+        Some(_) => true,
+    }
+}
+
+/// Whether this is Linux 6.1 or newer, as far as that matters here.
+fn knows_collapse() -> bool {
+    // SAFETY: the range is empty; the kernel only checks whether it knows the advice (madvise(2)).
+    unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_COLLAPSE) == 0 }
 }
 
 fn pages_for(wanted: HugePages, bytes: u64, free: u64, transparent: bool) -> Result<Pages, PoolError> {
@@ -94,13 +109,13 @@ fn pages_for(wanted: HugePages, bytes: u64, free: u64, transparent: bool) -> Res
     }
 }
 
-/// A mapping that nobody has touched yet, at `base`.
-pub(super) struct Untouched {
+/// A range of whole pages, in a mapping of this process that outlives it.
+pub(super) struct Range {
     pub(super) base: *mut c_void,
     pub(super) len: usize,
 }
 
-impl Untouched {
+impl Range {
     /// Asks the kernel for transparent huge pages. It may refuse; the pool still works.
     pub(super) fn advise_huge(&self) -> bool {
         // SAFETY: the range is exactly one live mapping of this process; the advice changes no contents.
@@ -135,10 +150,10 @@ impl Untouched {
         }
     }
 
-    /// Keeps the memory from being swapped out, and touches all of it.
+    /// Keeps the pages that there are and those to come from being swapped out.
     pub(super) fn lock(&self) -> Result<(), PoolError> {
         // SAFETY: the range is exactly one live mapping of this process; locking changes no contents.
-        let locked = unsafe { rustix::mm::mlock(self.base, self.len) };
+        let locked = unsafe { rustix::mm::mlock_with(self.base, self.len, MlockFlags::ONFAULT) };
         locked.map_err(|errno| PoolError::Lock {
             bytes: self.len as u64,
             limit: getrlimit(Resource::Memlock)
@@ -148,10 +163,23 @@ impl Untouched {
         })
     }
 
-    /// Touches every page.
-    pub(super) fn prefault(&self) -> io::Result<()> {
-        // SAFETY: the range is exactly one live mapping of this process; populating changes no contents.
+    /// Has the kernel give it pages.
+    pub(super) fn populate(&self) -> io::Result<()> {
+        // SAFETY: the range lies in a live mapping of this process; populating changes no contents.
         Ok(unsafe { rustix::mm::madvise(self.base, self.len, Advice::LinuxPopulateWrite) }?)
+    }
+
+    /// Has the kernel give it huge pages, as far as it finds any; `base` is the start of one. What is there already is copied.
+    pub(super) fn populate_huge(&self) -> io::Result<()> {
+        // Of a range in which there is nothing the kernel makes no huge page.
+        for at in (0..self.len).step_by(HUGE_PAGE as usize) {
+            Self { base: self.base.wrapping_byte_add(at), len: PAGE as usize }.populate()?;
+        }
+        // SAFETY: the range lies in a live mapping of this process; no contents change. There is no safe wrapper for it.
+        match unsafe { libc::madvise(self.base, self.len, libc::MADV_COLLAPSE) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 }
 

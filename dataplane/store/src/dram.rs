@@ -24,6 +24,7 @@
 #[cfg(test)]
 mod as_store;
 
+mod ahead;
 mod feed;
 mod leave;
 mod pins;
@@ -46,6 +47,7 @@ pub use read::Held;
 pub use scrub::Scrubbed;
 pub use space::Pressure;
 
+use self::ahead::Ahead;
 use self::quarantine::Quarantine;
 use self::scrub::ScrubCounts;
 use self::space::Space;
@@ -289,6 +291,8 @@ impl Metadata {
 pub struct DramStore {
     config: DramConfig,
     pool: Arc<HostPool>,
+    /// `None` if the pool has all its pages, or is small.
+    ahead: Option<Ahead>,
     shards: [RwLock<Shard>; SHARDS],
     /// Of each shard; read without its lock.
     indexes: [Arc<Index>; SHARDS],
@@ -323,7 +327,8 @@ impl DramStore {
             lock: config.lock_memory,
             prefault: config.prefault,
         };
-        let pool = HostPool::open(config.pool_bytes, &placing)?;
+        let pool = Arc::new(HostPool::open(config.pool_bytes, &placing)?);
+        let has_pages = config.prefault || config.lock_memory;
         // Keys spread evenly, not perfectly: an eighth and a few more slots than an even share.
         let per_shard = (config.blocks_max as usize).div_ceil(SHARDS);
         let per_shard = per_shard + per_shard / 8 + 8;
@@ -352,7 +357,8 @@ impl DramStore {
             put_waits: AtomicU64::new(0),
             hits_dropped: AtomicU64::new(0),
             config,
-            pool: Arc::new(pool),
+            ahead: if has_pages { None } else { Ahead::start(Arc::clone(&pool)) },
+            pool,
             damaged: Mutex::new(VecDeque::new()),
         })
     }

@@ -134,7 +134,6 @@ pub(super) fn memory(config: &Config, facts: &Facts) -> Vec<Finding> {
     }
     let pages = pool.div_ceil(HUGE_PAGE);
     let reserve = format!("reserve them: sysctl vm.nr_hugepages={pages}");
-    let transparent = !matches!(memory.transparent.as_str(), "never" | "deny" | "not known");
     found.push(match (wanted, facts.host.is_some() || reserved) {
         (HugePages::Off, _) => finding("memory", Level::Note, "store.huge_pages is off", ""),
         (_, true) => ok("memory", "huge pages are reserved, or the host has its pool already"),
@@ -144,7 +143,7 @@ pub(super) fn memory(config: &Config, facts: &Facts) -> Vec<Finding> {
             format!("store.huge_pages is require, and {} of {pages} are free", memory.huge_pages_free),
             reserve,
         ),
-        (HugePages::Auto, false) if transparent => {
+        (HugePages::Auto, false) if memory.are_transparent => {
             ok("memory", "huge pages where the kernel has them to give")
         }
         (HugePages::Auto, false) => finding(

@@ -4,6 +4,7 @@ use crate::config::Config;
 use kvasir_client::control::{Control, ControlAddr};
 use kvasir_client::{ClientFiles, ClientTls};
 use kvasir_dataplane::memory::host::HostPool;
+use kvasir_dataplane::memory::placing;
 use kvasir_dataplane::stream::{Stream, connect_unix};
 use kvasir_dataplane::tier::nvme;
 use kvasir_proto as proto;
@@ -59,8 +60,8 @@ pub struct Memory {
     pub available_bytes: u64,
     /// Reserved pages of 2 MiB that nobody uses.
     pub huge_pages_free: u64,
-    /// Whether the kernel gives shared memory huge pages when asked (`shmem_enabled`).
-    pub transparent: String,
+    /// Whether the kernel makes huge pages of shared memory.
+    pub are_transparent: bool,
 }
 
 /// A TCP address that the settings name.
@@ -236,13 +237,11 @@ fn memory() -> Memory {
         line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
     };
     let pages = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
-    let shmem = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
-    let chosen = shmem.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'));
     Memory {
         total_bytes: number("MemTotal") << 10,
         available_bytes: number("MemAvailable") << 10,
         huge_pages_free: fs::read_to_string(pages).ok().and_then(|n| n.trim().parse().ok()).unwrap_or(0),
-        transparent: chosen.unwrap_or("not known").to_owned(),
+        are_transparent: placing::are_transparent(),
     }
 }
 

@@ -14,7 +14,7 @@ fn healthy() -> Facts {
             total_bytes: 1 << 40,
             available_bytes: 1 << 39,
             huge_pages_free: 0,
-            transparent: "advise".to_owned(),
+            are_transparent: true,
         },
         data_dir: Folder {
             path: "/data".into(),
@@ -67,7 +67,7 @@ fn each_fault_is_found_with_its_weight() {
         ),
         (&[], |facts| facts.memory.available_bytes = 1 << 20, Level::Broken, "store.pool_bytes is 1GiB"),
         (&["store.huge_pages=require"], |_| {}, Level::Broken, "vm.nr_hugepages=512"),
-        (&[], |facts| facts.memory.transparent = "never".into(), Level::Warning, "no huge pages"),
+        (&[], |facts| facts.memory.are_transparent = false, Level::Warning, "no huge pages"),
         (
             &[],
             |facts| facts.data_dir.owner_mode = Some((8, 0o700)),

@@ -12,6 +12,8 @@ use kvasir_protocol::block::BlockKey;
 
 pub(super) struct Space {
     pub(super) extents: Extents,
+    /// The end of what was ever handed out.
+    frontier: u64,
     /// When the puts that wait began to.
     waiting: Vec<Instant>,
     /// See [`Pressure::slots_full`].
@@ -20,7 +22,7 @@ pub(super) struct Space {
 
 impl Space {
     pub(super) fn new(bytes: u64) -> Self {
-        Self { extents: Extents::new(bytes), waiting: Vec::new(), slots_full: false }
+        Self { extents: Extents::new(bytes), frontier: 0, waiting: Vec::new(), slots_full: false }
     }
 }
 
@@ -109,6 +111,11 @@ impl DramStore {
                 let low = (self.pool.bytes() as f64 * self.config.low_free) as u64;
                 if space.extents.free_bytes() < low {
                     self.pressed.notify_all();
+                }
+                let end = offset + size;
+                if end > space.frontier {
+                    space.frontier = end;
+                    self.ahead.iter().for_each(|ahead| ahead.reached(end));
                 }
                 return Ok(offset);
             }
