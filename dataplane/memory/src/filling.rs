@@ -24,18 +24,6 @@ pub struct Filling {
 }
 
 impl Filling {
-    /// Gives pages to all of a pool.
-    ///
-    /// # Errors
-    /// As [`step`](Self::step).
-    pub fn fill(&mut self, pool: &HostPool) -> io::Result<()> {
-        let mut filled = 0;
-        while filled < pool.bytes() {
-            filled = self.step(pool, filled)?;
-        }
-        Ok(())
-    }
-
     /// Gives pages to the next bytes from `from` on, which is a multiple of a huge page. What is there already stays, whoever writes to it meanwhile.
     /// Returns where they end.
     ///
@@ -83,7 +71,8 @@ mod tests {
         places.clone().filter(|at| at % 8192 == 0).for_each(|at| assert!(other.write(at, &byte(at))));
         std::thread::scope(|scope| {
             scope.spawn(|| places.clone().for_each(|at| assert!(other.write(at + 1, &byte(at)))));
-            Filling::default().fill(&pool).unwrap();
+            pool.fill().unwrap();
+            assert!(pool.is_filled());
         });
         for at in places {
             let expected = [byte(at)[0] * u8::from(at % 8192 == 0), byte(at)[0]];

@@ -19,7 +19,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::extents::PAGE;
 use super::filling::Filling;
@@ -71,6 +71,8 @@ pub struct HostPool {
     readonly: OwnedFd,
     mapping: Mapping,
     placed: Placed,
+    /// All of it has pages.
+    filled: AtomicBool,
 }
 
 impl HostPool {
@@ -127,7 +129,8 @@ impl HostPool {
             File::open(format!("/proc/self/fd/{}", fd.as_raw_fd())).map_err(failed("opening it again"))?;
         rustix::fs::fchmod(&fd, Mode::empty()).map_err(|e| failed("fchmod")(e.into()))?;
         let placed = Placed { pages, numa_node: placing.numa_node, locked: placing.lock };
-        let mut pool = Self { fd, readonly: readonly.into(), mapping, placed };
+        let mut pool =
+            Self { fd, readonly: readonly.into(), mapping, placed, filled: AtomicBool::new(false) };
         let memory = pool.range(0, bytes);
         if pages == Pages::Transparent && !memory.advise_huge() {
             pool.placed.pages = Pages::Ordinary;
@@ -137,9 +140,27 @@ impl HostPool {
             memory.lock()?;
         }
         if placing.lock || placing.prefault {
-            Filling::default().fill(&pool).map_err(failed("prefault"))?;
+            pool.fill().map_err(failed("prefault"))?;
         }
         Ok(pool)
+    }
+
+    /// Gives pages to all of it now, unless that was done before. A card that is to read it takes them otherwise, and takes small ones.
+    ///
+    /// # Errors
+    /// There is no memory left.
+    pub fn fill(&self) -> io::Result<()> {
+        let (mut filling, mut filled) = (Filling::default(), 0);
+        while !self.is_filled() && filled < self.bytes() {
+            filled = filling.step(self, filled)?;
+        }
+        self.filled.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether [`fill`](Self::fill) gave pages to all of it.
+    pub fn is_filled(&self) -> bool {
+        self.filled.load(Ordering::Acquire)
     }
 
     /// Bytes `from..to` of it, of which whoever asks is to be sure that they lie in it.

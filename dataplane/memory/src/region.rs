@@ -124,6 +124,8 @@ pub unsafe trait Memory: Send + Sync {
     fn store(&self, _offset: u64, _from: &[u8]) -> bool {
         false
     }
+    /// Takes all of its memory from the system, in pages that suit a card best. Called before a card pins it; what fails is met again there.
+    fn fill(&self) {}
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -145,6 +147,9 @@ unsafe impl Memory for PoolMemory {
     }
     fn readonly_fd(&self) -> Option<OwnedFd> {
         self.0.readonly_fd().ok()
+    }
+    fn fill(&self) {
+        let _ = self.0.fill();
     }
 }
 
@@ -205,6 +210,9 @@ unsafe impl Memory for RangeMemory {
     }
     fn writable(&self) -> bool {
         self.0.region.writable()
+    }
+    fn fill(&self) {
+        self.0.region.fill();
     }
 }
 
@@ -301,6 +309,11 @@ impl Region {
     /// See [`Memory::dma_buf`].
     pub fn dma_buf(&self) -> Result<OwnedFd, String> {
         self.0.memory.dma_buf()
+    }
+
+    /// See [`Memory::fill`].
+    pub fn fill(&self) {
+        self.0.memory.fill();
     }
 
     /// The address of the first byte; a device address if [`location`](Self::location) is a device.

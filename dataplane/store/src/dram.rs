@@ -328,7 +328,6 @@ impl DramStore {
             prefault: config.prefault,
         };
         let pool = Arc::new(HostPool::open(config.pool_bytes, &placing)?);
-        let has_pages = config.prefault || config.lock_memory;
         // Keys spread evenly, not perfectly: an eighth and a few more slots than an even share.
         let per_shard = (config.blocks_max as usize).div_ceil(SHARDS);
         let per_shard = per_shard + per_shard / 8 + 8;
@@ -357,7 +356,7 @@ impl DramStore {
             put_waits: AtomicU64::new(0),
             hits_dropped: AtomicU64::new(0),
             config,
-            ahead: if has_pages { None } else { Ahead::start(Arc::clone(&pool)) },
+            ahead: Ahead::start(Arc::clone(&pool)),
             pool,
             damaged: Mutex::new(VecDeque::new()),
         })

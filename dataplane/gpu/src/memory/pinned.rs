@@ -33,6 +33,7 @@ impl Pinned {
             return Err(device.unsupported("register memory", "it is not writable memory of the host"));
         }
         device.bind()?;
+        region.fill();
         let (base, len) = (region.base().as_ptr(), region.len() as usize);
         // SAFETY: the region has these bytes for as long as it lives, which is as long as this value.
         unsafe { sys::cuMemHostRegister_v2(base.cast(), len, sys::CU_MEMHOSTREGISTER_PORTABLE) }

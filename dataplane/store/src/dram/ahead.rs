@@ -32,9 +32,9 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// Returns `None` if the pool is small, or no thread can be started: puts take their pages themselves then.
+    /// Returns `None` if the pool is small or has its pages, or no thread can be started: puts take their pages themselves then.
     pub(super) fn start(pool: Arc<HostPool>) -> Option<Self> {
-        if pool.bytes() <= AHEAD {
+        if pool.bytes() <= AHEAD || pool.is_filled() {
             return None;
         }
         let shared = Arc::new(Shared::default());
@@ -66,7 +66,7 @@ impl Drop for Ahead {
 impl Shared {
     fn stay_ahead(&self, pool: &HostPool) {
         let (mut filling, mut filled) = (Filling::default(), 0);
-        while filled < pool.bytes() {
+        while filled < pool.bytes() && !pool.is_filled() {
             let mut frontier = self.frontier.lock();
             self.moved
                 .wait_while(&mut frontier, |frontier| !frontier.is_over && filled >= frontier.at + AHEAD);

@@ -48,6 +48,7 @@ impl MemoryRegion {
     /// # Errors
     /// What the system said; often a limit on locked memory (`ulimit -l`).
     pub fn new(device: &Arc<Device>, region: &Region, peers: Option<Access>) -> Result<Arc<Self>, Error> {
+        region.fill();
         let (base, len, flags) = (region.base(), region.len(), access_flags(region, peers));
         // SAFETY: the domain is alive; the region's memory has this base and length for as long as it lives.
         let mr =
