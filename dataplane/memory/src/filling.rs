@@ -1,8 +1,8 @@
 //! Pages for a pool before anybody writes to it, step by step: of 2 MiB where the kernel finds them.
 //!
 //! Most systems give shared memory small pages whatever they are advised, and yet make huge ones of a range when told to. That takes less
-//! than half the time of as many small ones, 0.14 ms a MiB instead of 0.37, unless all free memory is in small pieces: then the kernel moves
-//! what others have, for 2.7 ms a MiB.
+//! than half the time of as many small ones, 0.14 ms a MiB instead of 0.37, if there are some; otherwise the kernel must move what others have to
+//! make room, and on a virtual machine the memory may be with its host.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::placing::Pages;
 
 /// So large that what each call costs by itself (up to 5 ms) does not count.
 const STEP: u64 = 32 << 20;
-/// If a step takes longer, huge pages are not free but have to be made.
+/// If a step takes longer, huge pages are not there to be taken.
 const PATIENCE: Duration = Duration::from_millis(32);
 /// For so many steps none is asked for then: all take a fifth longer at most, and memory may be free again later.
 const REST: u32 = 32;
