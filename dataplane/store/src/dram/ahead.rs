@@ -1,5 +1,5 @@
 //! Pages of the pool ahead of the puts that fill it for the first time. A put that finds none waits for each while the kernel clears it, for
-//! up to ten times what the copy takes.
+//! up to ten times what the copy takes (docs/design/0019-memory-of-a-pool.md).
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use kvasir_memory::filling::Filling;
 use kvasir_memory::host::HostPool;
 use kvasir_memory::placing::HUGE_PAGE;
 use kvasir_os::thread::{Builder, JoinHandle};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// So much has pages beyond what was ever handed out. A smaller pool is left to its puts.
 const AHEAD: u64 = 64 << 20;
@@ -16,7 +16,15 @@ const AHEAD: u64 = 64 << 20;
 struct Frontier {
     /// The end of what was ever handed out.
     at: u64,
+    /// The end of what has pages.
+    filled: u64,
     is_over: bool,
+}
+
+impl Frontier {
+    fn is_far_enough(&self) -> bool {
+        self.filled >= self.at + AHEAD
+    }
 }
 
 #[derive(Default)]
@@ -46,10 +54,13 @@ impl Ahead {
         Some(Self { shared, thread: Some(thread) })
     }
 
-    /// Memory up to `end` was handed out.
+    /// Memory up to `end` was handed out. Wakes the thread only if there is something to do: a put calls this.
     pub(super) fn reached(&self, end: u64) {
-        self.shared.frontier.lock().at = end;
-        self.shared.moved.notify_one();
+        let mut frontier = self.shared.frontier.lock();
+        frontier.at = end;
+        if !frontier.is_far_enough() {
+            self.shared.moved.notify_one();
+        }
     }
 }
 
@@ -65,20 +76,19 @@ impl Drop for Ahead {
 
 impl Shared {
     fn stay_ahead(&self, pool: &HostPool) {
-        let (mut filling, mut filled) = (Filling::default(), 0);
-        while filled < pool.bytes() && !pool.is_filled() {
-            let mut frontier = self.frontier.lock();
-            self.moved
-                .wait_while(&mut frontier, |frontier| !frontier.is_over && filled >= frontier.at + AHEAD);
+        let mut filling = Filling::default();
+        let mut frontier = self.frontier.lock();
+        while frontier.filled < pool.bytes() && !pool.is_filled() {
+            self.moved.wait_while(&mut frontier, |frontier| !frontier.is_over && frontier.is_far_enough());
             if frontier.is_over {
                 return;
             }
             // What lies before it has its pages from the puts.
-            let from = filled.max(frontier.at.next_multiple_of(HUGE_PAGE));
-            drop(frontier);
-            // No memory is left, which puts find out as well, if they need any.
-            let Ok(end) = filling.step(pool, from) else { return };
-            filled = end;
+            let from = frontier.filled.max(frontier.at.next_multiple_of(HUGE_PAGE));
+            let step = MutexGuard::unlocked(&mut frontier, || filling.step(pool, from));
+            // Without memory left the puts find out as well, if they need any.
+            let Ok(end) = step else { return };
+            frontier.filled = end;
         }
     }
 }
@@ -87,7 +97,6 @@ impl Shared {
 mod tests {
     use std::fs::File;
     use std::os::unix::fs::MetadataExt;
-    use std::time::{Duration, Instant};
 
     use super::*;
     use crate::config::DramConfig;
@@ -105,10 +114,14 @@ mod tests {
     }
 
     fn wait_for(store: &DramStore, bytes: u64) {
-        let until = Instant::now() + Duration::from_secs(60);
         while filled(store) < bytes {
-            assert!(Instant::now() < until, "{} of {bytes} B have pages", filled(store));
-            std::thread::sleep(Duration::from_millis(1));
+            let thread = store.ahead.as_ref().unwrap().thread.as_ref().unwrap();
+            assert!(
+                !thread.is_finished() || filled(store) >= bytes,
+                "it ended at {} of {bytes} B",
+                filled(store)
+            );
+            std::thread::yield_now();
         }
     }
 
@@ -135,9 +148,9 @@ mod tests {
 
     #[test]
     fn it_ends_with_the_store_wherever_it_is() {
-        for pause_ms in [0, 1, 10, 50] {
+        for bytes in [0, 1, AHEAD / 4, AHEAD / 2, AHEAD] {
             let store = open(4 * AHEAD);
-            std::thread::sleep(Duration::from_millis(pause_ms));
+            wait_for(&store, bytes);
             drop(store);
         }
     }
