@@ -1,7 +1,7 @@
 //! `cargo xtask powercut`: power cuts, replayed from a recording of a block device in a virtual machine (tests/powercut).
 
 use crate::shell::Shell;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use std::ffi::OsString;
 use std::process::Command;
 
@@ -16,12 +16,14 @@ pub(crate) fn machine(shell: &Shell, limit: &str) -> Command {
     machine
 }
 
-/// A run of the program, built if need be, in the machine.
+/// A run of the program, built if need be, in the machine. A device that breaks a promise is kept in `powercut` of the target folder.
 pub(crate) fn session(shell: &Shell, limit: &str) -> Result<Command> {
     shell.run(shell.cargo().args(["build", "--quiet", "--locked", "--package", PROGRAM]))?;
     let mut session = machine(shell, limit);
     session.arg("--file").arg(format!("{}:powercut", shell.target("debug").join(PROGRAM).display()));
-    session.args(["--", "./powercut", "session"]);
+    let kept = shell.target("powercut");
+    std::fs::create_dir_all(&kept).with_context(|| kept.display().to_string())?;
+    session.arg("--share").arg(kept).args(["--", "./powercut", "session", "--keep", "/share"]);
     Ok(session)
 }
 

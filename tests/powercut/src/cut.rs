@@ -60,24 +60,24 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    /// `image` is what the device had at first; writes behind its end are marks.
+    /// `image` is what the device had at first, `left` what it had in the end; writes behind its end are marks.
     ///
     /// # Errors
-    /// There is a mark that cannot be read.
-    pub(crate) fn new(log: Vec<Entry>, image: Vec<u8>, expected: &Expected) -> Result<Self> {
-        let mark = |entry: &Entry| -> Result<Option<Mark>> {
-            if entry.data.is_empty() || entry.offset < image.len() as u64 {
-                let end = entry.offset.saturating_add(entry.data.len() as u64);
-                ensure!(
-                    entry.data.is_empty() || end <= image.len() as u64,
-                    "a write across the end, at {end}"
-                );
-                return Ok(None);
+    /// A mark cannot be read, is missing or out of turn, or the log does not lead from `image` to `left`: it is no true recording.
+    pub(crate) fn new(log: Vec<Entry>, image: Vec<u8>, left: &[u8], expected: &Expected) -> Result<Self> {
+        let marks: Vec<_> =
+            log.iter().map(|entry| numbered_mark(entry, image.len() as u64)).collect::<Result<_>>()?;
+        for ((number, mark), due) in marks.iter().flatten().zip(0..) {
+            ensure!(*number == due, "mark {number}, {mark:?}, stands in the log where number {due} is due");
+        }
+        let mut end = image.clone();
+        for (entry, mark) in log.iter().zip(&marks) {
+            if mark.is_none() && !entry.data.is_empty() {
+                write(&mut end, entry.offset, &entry.data);
             }
-            let text = entry.data.split(|byte| *byte == 0).next().unwrap_or_default();
-            serde_json::from_slice(text).map(Some).context("a mark that cannot be read")
-        };
-        let marks = log.iter().map(mark).collect::<Result<_>>()?;
+        }
+        ensure!(end == left, "the log does not lead to what the device has");
+        let marks = marks.into_iter().map(|mark| mark.map(|(_, mark)| mark)).collect();
         Ok(Self { log, marks, durable: image, pending: Vec::new(), model: Model::new(expected), at: 0 })
     }
 
@@ -203,6 +203,17 @@ impl Recording {
     }
 }
 
+/// What a write behind the end of the device tells, and its number.
+fn numbered_mark(entry: &Entry, end: u64) -> Result<Option<(u64, Mark)>> {
+    let ends = entry.offset.saturating_add(entry.data.len() as u64);
+    if entry.data.is_empty() || entry.offset < end {
+        ensure!(entry.data.is_empty() || ends <= end, "a write across the end, at {ends}");
+        return Ok(None);
+    }
+    let text = entry.data.split(|byte| *byte == 0).next().unwrap_or_default();
+    serde_json::from_slice(text).map(Some).context("a mark that cannot be read")
+}
+
 fn write(image: &mut [u8], offset: u64, data: &[u8]) {
     image[offset as usize..][..data.len()].copy_from_slice(data);
 }
@@ -220,24 +231,41 @@ mod tests {
         Entry { flush: false, fua: false, offset, data }
     }
 
-    fn mark(mark: &Mark) -> Entry {
-        let mut data = serde_json::to_vec(mark).unwrap();
+    fn mark(number: u64, mark: &Mark) -> Entry {
+        let mut data = serde_json::to_vec(&(number, mark)).unwrap();
         data.resize(SECTOR, 0);
         Entry { data, ..entry(IMAGE / SECTOR, 0) }
     }
 
-    fn recording() -> Recording {
+    /// What such a log leaves of an empty device.
+    fn left(log: &[Entry]) -> Vec<u8> {
+        let mut left = vec![0; IMAGE];
+        log.iter()
+            .filter(|entry| entry.offset < IMAGE as u64)
+            .for_each(|entry| write(&mut left, entry.offset, &entry.data));
+        left
+    }
+
+    fn log() -> Vec<Entry> {
         let flush = Entry { flush: true, offset: 0, data: vec![], ..entry(0, 0) };
-        let log = vec![
-            mark(&Mark::Begins { block: 0 }),
+        vec![
+            mark(0, &Mark::Begins { block: 0 }),
             entry(0, 1),
             entry(2, 2),
             flush,
             entry(4, 3),
             Entry { fua: true, ..entry(6, 4) },
-            mark(&Mark::Ended { block: 0, outcome: Outcome::Removed }),
-        ];
-        Recording::new(log, vec![0; IMAGE], &Expected::nothing()).unwrap()
+            mark(1, &Mark::Ended { block: 0, outcome: Outcome::Removed }),
+        ]
+    }
+
+    fn made(log: Vec<Entry>) -> Result<Recording> {
+        let left = left(&log);
+        Recording::new(log, vec![0; IMAGE], &left, &Expected::nothing())
+    }
+
+    fn recording() -> Recording {
+        made(log()).unwrap()
     }
 
     /// The first byte of each pair of sectors.
@@ -272,10 +300,7 @@ mod tests {
     #[test]
     fn the_superblock_of_the_file_system_stays_whole() {
         let log = vec![Entry { data: vec![1; IMAGE], ..entry(0, 1) }];
-        let cut = |seed| {
-            let mut recording = Recording::new(log.clone(), vec![0; IMAGE], &Expected::nothing()).unwrap();
-            recording.cut(Cut { at: 1, loss: Loss::Some(seed) }).0
-        };
+        let cut = |seed| made(log.clone()).unwrap().cut(Cut { at: 1, loss: Loss::Some(seed) }).0;
         let images: Vec<_> = (0..200).map(cut).collect();
         let differ = |a: usize, b: usize| images.iter().any(|image| image[a * SECTOR] != image[b * SECTOR]);
         assert!(!differ(2, 3), "its two sectors");
@@ -299,9 +324,23 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_of_something_else_is_refused() {
-        let made = |entry| Recording::new(vec![entry], vec![0; IMAGE], &Expected::nothing());
-        assert!(made(entry(7, 1)).is_err(), "across the end");
-        assert!(made(entry(8, 1)).is_err(), "no mark");
+    fn what_is_no_true_recording_is_refused() {
+        let check = |log: Vec<Entry>, left: &[u8], why: &str| {
+            let made = Recording::new(log, vec![0; IMAGE], left, &Expected::nothing());
+            let error = made.err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.contains(why), "{error}");
+        };
+        let left = left(&log());
+        check(vec![entry(7, 1)], &left, "across the end");
+        check(vec![entry(8, 1)], &left, "a mark that cannot be read");
+        check(log().split_off(1), &left, "mark 1, Ended");
+        let mut changed = log();
+        changed.swap(0, 6);
+        check(changed, &left, "where number 0 is due");
+        // A later write to the same place stands before it.
+        let [mut earlier, mut later] = [log(), log()];
+        earlier.insert(4, entry(0, 5));
+        later.insert(1, entry(0, 5));
+        check(later, &self::left(&earlier), "does not lead to what the device has");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The log is a sector that describes it, then entries: a sector each, followed by the data. All numbers are little-endian.
 //! A write stands in it when it can no longer be lost: one that forces unit access (FUA) at its end, any other before the
-//! flush that covers it, in the order in which they ended.
+//! flush that covers it, in the order in which they ended. That holds as long as no flush overtakes another (`machine.rs`).
 
 use std::io::{Read, Seek, SeekFrom};
 

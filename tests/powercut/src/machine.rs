@@ -16,7 +16,9 @@ const SECTOR: usize = 512;
 const DISK: &str = "/dev/ram0";
 const LOG: &str = "/dev/ram1";
 const REPLAY: &str = "/dev/ram2";
-const MAPPED: &str = "powercut";
+/// What is made of it. Without udev, the kernel's own names are those that are there.
+const RECORDED: &str = "/dev/dm-0";
+const IN_TURN: &str = "/dev/dm-1";
 
 /// A mounted file system, until it is dropped.
 pub(crate) struct Mounted {
@@ -48,28 +50,40 @@ impl Drop for Mounted {
 pub(crate) fn format() -> Result<Vec<u8>> {
     let blocks = (IMAGE_BYTES / 4096).to_string();
     run(Command::new("mkfs.ext4").args(["-q", "-F", "-b", "4096", "-J", "size=4", DISK]).arg(blocks))?;
+    read_image()
+}
+
+/// A log, and what the recorded device had in the end.
+pub(crate) type Recorded = (Vec<Entry>, Vec<u8>);
+
+/// Records what `work` does to a file system that begins as `image`. It is given the folder, the device and where marks go.
+pub(crate) fn record(image: &[u8], work: impl FnOnce(&Path, &Path, u64) -> Result<()>) -> Result<Recorded> {
+    fill(DISK, image)?;
+    let sectors = (IMAGE_BYTES + MARK_BYTES) / SECTOR;
+    mapped("powercut", &format!("0 {sectors} log-writes {DISK} {LOG}"), || {
+        // One flush after the other. `dm-log-writes` logs a flush when it ends, with the writes that had ended when it began. If
+        // another flush overtakes it, then these stand behind that one, which covered them, and behind later writes to their place.
+        let one_by_one = format!("0 {sectors} delay {RECORDED} 0 0 {RECORDED} 0 0 {RECORDED} 0 1");
+        mapped("powercut-flushes", &one_by_one, || {
+            let mounted = Mounted::new(Path::new(IN_TURN), "/recorded")?;
+            work(&mounted.folder, Path::new(IN_TURN), IMAGE_BYTES as u64)
+        })
+    })?;
+    Ok((log::read(File::open(LOG).context(LOG)?)?, read_image()?))
+}
+
+/// The device mapper has this device while `work` is done.
+fn mapped(name: &str, table: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    run(Command::new("dmsetup").args(["create", name, "--noudevsync", "--table", table]))?;
+    let done = work();
+    run(Command::new("dmsetup").args(["remove", "--noudevsync", name]))?;
+    done
+}
+
+fn read_image() -> Result<Vec<u8>> {
     let mut image = vec![0; IMAGE_BYTES];
     File::open(DISK).and_then(|mut disk| disk.read_exact(&mut image)).context(DISK)?;
     Ok(image)
-}
-
-/// Records what `work` does to a file system that begins as `image`. It is given the folder, the device and where marks go.
-pub(crate) fn record(image: &[u8], work: impl FnOnce(&Path, &Path, u64) -> Result<()>) -> Result<Vec<Entry>> {
-    fill(DISK, image)?;
-    let sectors = (IMAGE_BYTES + MARK_BYTES) / SECTOR;
-    let table = format!("0 {sectors} log-writes {DISK} {LOG}");
-    run(Command::new("dmsetup").args(["create", MAPPED, "--noudevsync", "--table", &table]))?;
-    let recorded = within_map(work);
-    run(Command::new("dmsetup").args(["remove", "--noudevsync", MAPPED]))?;
-    recorded?;
-    log::read(File::open(LOG).context(LOG)?)
-}
-
-fn within_map(work: impl FnOnce(&Path, &Path, u64) -> Result<()>) -> Result<()> {
-    // Without udev, the kernel's own name is the one that is there.
-    let device = Path::new("/dev/dm-0");
-    let mounted = Mounted::new(device, "/recorded")?;
-    work(&mounted.folder, device, IMAGE_BYTES as u64)
 }
 
 /// The file system of a machine whose power was cut, mounted.

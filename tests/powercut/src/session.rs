@@ -1,7 +1,8 @@
 //! A whole run in the virtual machine: rounds of recording, cutting and looking. Each round goes on from a cut of the one before,
 //! so recovery is recorded and cut, too.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,9 @@ pub(crate) struct SessionArgs {
     /// Stop cutting after this long.
     #[arg(long, default_value_t = 3600)]
     seconds: u64,
+    /// A folder in which a device is kept that breaks a promise, and what was expected of it.
+    #[arg(long)]
+    keep: Option<PathBuf>,
     /// A bug that must be found, as `cargo xtask simulate --plant` has them.
     #[arg(long, value_parser = crate::bug)]
     plant: Option<kvasir_os::planted::Bug>,
@@ -87,7 +91,7 @@ impl Session<'_> {
         let mut expected = Expected::nothing();
         for round in 1..=self.args.rounds {
             let begun = Instant::now();
-            let log = self.record(&image, &expected)?;
+            let (log, left) = self.record(&image, &expected)?;
             let flushes = log.iter().filter(|entry| entry.flush).count();
             let forced = log.iter().filter(|entry| entry.fua).count();
             let bytes: usize = log.iter().map(|entry| entry.data.len()).sum();
@@ -97,7 +101,7 @@ impl Session<'_> {
                 bytes >> 10,
                 begun.elapsed().as_millis()
             );
-            let recording = Recording::new(log, image, &expected)?;
+            let recording = Recording::new(log, image, &left, &expected)?;
             (image, expected) = self.cut(recording)?;
             if self.is_over() {
                 break;
@@ -110,7 +114,7 @@ impl Session<'_> {
         self.until.is_some_and(|until| Instant::now() > until)
     }
 
-    fn record(&mut self, image: &[u8], expected: &Expected) -> Result<Vec<crate::log::Entry>> {
+    fn record(&mut self, image: &[u8], expected: &Expected) -> Result<machine::Recorded> {
         let (seed, calls) = (self.chance.any(), self.args.calls);
         machine::record(image, |folder, device, marks_at| {
             let mut work = self.process("work", folder, expected, seed)?;
@@ -138,7 +142,9 @@ impl Session<'_> {
             let (image, expected) = recording.cut(cut);
             if !self.is_over() {
                 self.cuts += 1;
-                self.look(&image, &expected).with_context(|| format!("{cut:?} of {}", recording.len()))?;
+                self.look(&image, &expected)
+                    .inspect_err(|_| self.keep(&image, &expected))
+                    .with_context(|| format!("{cut:?} of {}", recording.len()))?;
             }
             let Cut { loss, .. } = cut;
             if go_on.is_none() || matches!(loss, Loss::Some(_)) {
@@ -162,6 +168,17 @@ impl Session<'_> {
                 serde_json::from_str(&answer(&mut check)?).context("what a process says that it left")?;
         }
         Ok(())
+    }
+
+    /// Keeps what was found, for a person to mount and look at.
+    fn keep(&self, image: &[u8], expected: &Expected) {
+        let Some(folder) = &self.args.keep else { return };
+        let expected = serde_json::to_vec(expected).map_err(std::io::Error::from);
+        let kept = fs::write(folder.join("device.ext4"), image)
+            .and_then(|()| fs::write(folder.join("expected.json"), expected?));
+        if let Err(error) = kept {
+            eprintln!("nothing is kept in {}: {error}", folder.display());
+        }
     }
 
     /// Ourselves, as a process that can be killed.

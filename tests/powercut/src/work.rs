@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -47,17 +48,21 @@ pub(crate) struct WorkArgs {
 struct Marks {
     device: File,
     at: u64,
+    /// How many there are. Held while one is written, so that they end in the order of their numbers.
+    count: Mutex<u64>,
 }
 
 impl Marks {
     fn open(device: &Path, at: u64) -> Result<Self> {
         let mut options = OpenOptions::new();
         let device = options.write(true).custom_flags(OFlags::DIRECT.bits() as i32).open(device);
-        Ok(Self { device: device.context("the recorded device")?, at })
+        Ok(Self { device: device.context("the recorded device")?, at, count: Mutex::default() })
     }
 
     fn tell(&self, mark: &Mark) -> Result<()> {
-        let text = serde_json::to_vec(mark)?;
+        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = serde_json::to_vec(&(*count, mark))?;
+        *count += 1;
         let mut page = Buffer::zeroed(MARK_BYTES);
         page.bytes_mut().get_mut(..text.len()).context("a long mark")?.copy_from_slice(&text);
         self.device.write_all_at(page.bytes(), self.at).context("a mark")
