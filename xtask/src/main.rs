@@ -106,7 +106,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Cut the power of the NVMe tier and of a database, in a virtual machine that records its block device (tests/powercut).
+    /// Cut the power of the NVMe tier and of a database, in a virtual machine that records its block device (tests/powercut). A
+    /// device that breaks a promise is kept in `powercut` of the target folder.
     Powercut {
         /// Passed on: `--points 200`, `--all`, `--seed 7`, `--plant NAME`; `--help` has the rest.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

@@ -16,7 +16,7 @@ pub(crate) fn machine(shell: &Shell, limit: &str) -> Command {
     machine
 }
 
-/// A run of the program, built if need be, in the machine. A device that breaks a promise is kept in `powercut` of the target folder.
+/// A run of the program, built if need be, in the machine.
 pub(crate) fn session(shell: &Shell, limit: &str) -> Result<Command> {
     shell.run(shell.cargo().args(["build", "--quiet", "--locked", "--package", PROGRAM]))?;
     let mut session = machine(shell, limit);
